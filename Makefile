@@ -1,0 +1,93 @@
+# Thin on purpose: each word here is one command, the same one that CI runs.
+#
+#   make demo       quantize a real model, look at it, turn it back, check that it still works
+#   make test       run the tests                      (PYTEST_ARGS="-k codec" for some of them)
+#   make lint       ruff, mypy, clang-format           (make format applies the formatters)
+#   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
+#   make bench-gpu  measure the CUDA codec beside bitsandbytes, and the whole command beside cp
+#   make quality    SQNR against bits per weight, for docs/quality.md (PYCODE=FOLDER adds a language model)
+#   make examples   run every example on the CPU
+#   make sanitize   the core under ASan and UBSan
+#   make fuzz       hostile headers, indexes, configs, journals for a minute (FUZZ=20000 for an hour or so)
+#
+# An active virtual environment is used; otherwise one is made in .venv. A torch that is already installed for
+# $(PYTHON) is kept. KBITQ_CUDA=AUTO|ON|OFF chooses whether the CUDA sources are compiled.
+
+SHELL       := /bin/bash
+PYTHON      ?= python3
+VENV        ?= $(or $(VIRTUAL_ENV),$(CURDIR)/.venv)
+KBITQ_CUDA  ?= AUTO
+PYTEST_ARGS ?=
+FUZZ        ?= 1500
+PY          := $(VENV)/bin/python
+PIP         := $(PY) -m pip --disable-pip-version-check
+CLONE       := $(firstword $(shell printf %s '$(CURDIR)' | cksum))
+STAMP       := $(VENV)/.kbitq-$(CLONE)-$(KBITQ_CUDA)
+SOURCES     := pyproject.toml constraints.txt $(shell find csrc -type f -not -name '*.md')
+CPP         := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+export HF_HUB_OFFLINE ?= 1
+export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test lint format bench bench-gpu quality examples sanitize fuzz clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '3,11s/^# *//p' Makefile
+
+demo: $(STAMP)-demo
+	$(PY) examples/demo.py
+
+test: $(STAMP)-test
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)-lint
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+
+format: $(STAMP)-lint
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP)
+
+bench: $(STAMP)-bench
+	$(PY) benchmarks/bench_cpu.py
+	$(PY) benchmarks/bench_linear_cpu.py
+
+bench-gpu: $(STAMP)-bench
+	$(PY) benchmarks/bench_gpu.py
+	$(PY) benchmarks/bench_command.py
+
+quality: $(STAMP)-test
+	$(PY) benchmarks/quality.py --write $(if $(PYCODE),--pycode $(PYCODE))
+
+examples: $(STAMP)-demo
+	set -e; for example in examples/[a-z]*.py; do echo "== $$example"; $(PY) $$example; done
+
+sanitize: $(STAMP)-test
+	PY=$(PY) bash tests/sanitize.sh
+
+fuzz: $(STAMP)-test
+	KBITQ_FUZZ_EXAMPLES=$(FUZZ) $(PY) -m pytest -q tests/checkpoint/test_fuzz.py
+
+clean:
+	rm -rf build dist demo .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The environment. `venv` without ensurepip (Debian without python3-venv) still works, through the outer pip.
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"kbitq needs Python 3.10 or later; $(PYTHON) is {sys.version}")'
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11))' 2>/dev/null; \
+	    then site=--system-site-packages; echo "keeping the torch that $(PYTHON) has"; fi; \
+	$(PYTHON) -m venv $$site $(VENV) >/dev/null || \
+	    { $(PYTHON) -m venv --clear --without-pip $$site $(VENV) && $(PYTHON) -m pip --python $(PY) install -q pip; }
+
+# A stamp says: this clone, built this way, is what the environment has. So it voids those of other clones and builds.
+$(STAMP)-%: $(VENV)/pyvenv.cfg $(SOURCES)
+	@find $(VENV) -maxdepth 1 -name '.kbitq-*' -not -name '$(notdir $(STAMP))-*' -delete
+	@$(PY) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(STAMP).txt 2>/dev/null || cp constraints.txt $(STAMP).txt
+	$(PIP) install -q -c $(STAMP).txt "scikit-build-core>=1.1" "pybind11>=2.13" cmake ninja
+	$(PIP) install -q -c $(STAMP).txt --no-build-isolation -e ".[$*]"
+	@touch $@
