@@ -1,0 +1,165 @@
+// scan, quantize, dequantize, stats: check the arguments, let go of the GIL, call the device's version.
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/tensor_view.h"
+#include "ops/dequantize.h"
+#include "ops/quantize.h"
+#include "ops/scan.h"
+#include "ops/stats.h"
+
+namespace kbitq {
+namespace {
+
+using Optional = std::optional<py::object>;
+
+// Runs the CPU or the CUDA version of an op outside the GIL.
+template <typename Args>
+void launch(void (*cpu)(const Args&, int), void (*cuda)(const Args&, int, void*), const Args& args, int device,
+            int threads, uintptr_t stream) {
+    if (threads < 1) throw py::value_error("threads: must be at least 1");
+    py::gil_scoped_release unlocked;
+    if (device == kCpu) {
+        cpu(args, threads);
+    } else {
+        cuda(args, device, reinterpret_cast<void*>(stream));
+    }
+}
+
+#if defined(KBITQ_HAS_CUDA)
+#define KBITQ_CUDA_OP(op) op
+#else
+template <typename Args>
+void no_cuda(const Args&, int, void*) {
+    throw std::runtime_error("this build of kbitq has no CUDA kernels (`kbitq env` says why)");
+}
+#define KBITQ_CUDA_OP(op) no_cuda
+#endif
+
+// The packed triple of a [rows, cols] matrix.
+struct Triple {
+    TensorView packed, absmax, codebook;
+    int k;
+    bool absmax_is_float;
+
+    Triple(py::handle packed_arg, py::handle absmax_arg, py::handle codebook_arg, const TensorView& matrix)
+        : packed("packed", packed_arg), absmax("absmax", absmax_arg), codebook("codebook", codebook_arg) {
+        const int64_t rows = matrix.size(0), nblk = blocks_per_row(matrix.size(1));
+        codebook.is(Element::f32).of_rank(1).on(matrix.device());
+        k = bits_of(codebook, 0);
+        packed.is(Element::i32).shaped({rows, nblk * k}).on(matrix.device());
+        absmax_is_float = absmax.element() == Element::f32;
+        if (!absmax_is_float) absmax.is(Element::u8);
+        absmax.shaped({rows, nblk}).on(matrix.device());
+    }
+};
+
+void scan(const py::object& w_arg, const py::object& amax_arg, const py::object& status_arg, int threads,
+          uintptr_t stream) {
+    TensorView w("w", w_arg), amax("amax", amax_arg), status("status", status_arg);
+    w.is_floating();
+    amax.is(Element::f32).shaped({1}).on(w.device());
+    status.is(Element::i64).shaped({2}).on(w.device());
+    const ScanArgs args{w.data<void>(), static_cast<DType>(w.dtype_index()), w.count(), amax.data<float>(),
+                        status.data<int64_t>()};
+    launch<ScanArgs>(scan_cpu, KBITQ_CUDA_OP(scan_cuda), args, w.device(), threads, stream);
+}
+
+void quantize(const py::object& w_arg, const py::object& levels_arg, const Optional& amax_arg,
+              const Optional& importance_arg, const py::object& packed_arg, const py::object& absmax_arg,
+              const Optional& codebook_arg, const std::string& scale, int threads, uintptr_t stream) {
+    TensorView w("w", w_arg), levels("levels", levels_arg);
+    w.is_floating().of_rank(2);
+    levels.is(Element::f32).of_rank(1).on(w.device());
+    const Triple out(packed_arg, absmax_arg, codebook_arg ? *codebook_arg : levels_arg, w);
+    if (levels.size(0) != out.codebook.size(0)) throw py::value_error("codebook: its size is not that of levels");
+    if (scale != "absmax" && scale != "mse")
+        throw py::value_error("scale: must be 'absmax' or 'mse', got '" + scale + "'");
+    if (amax_arg.has_value() != codebook_arg.has_value())
+        throw py::value_error("codebook: goes with amax, and amax with it");
+    if (out.absmax_is_float && (scale != "absmax" || amax_arg)) {
+        throw py::value_error("absmax: float32 maxima need scale='absmax' and no amax");
+    }
+    QuantizeArgs args{};
+    args.w = w.data<void>();
+    args.dtype = static_cast<DType>(w.dtype_index());
+    args.rows = w.size(0);
+    args.cols = w.size(1);
+    args.k = out.k;
+    args.rule = scale == "mse" ? ScaleRule::mse : ScaleRule::absmax;
+    args.levels = levels.data<float>();
+    if (amax_arg) {
+        args.amax = TensorView("amax", *amax_arg).is(Element::f32).shaped({1}).on(w.device()).data<float>();
+        args.codebook = out.codebook.data<float>();
+    }
+    if (importance_arg) {
+        TensorView importance("importance", *importance_arg);
+        importance.is(Element::f32).of_rank(2).on(w.device());
+        importance.shaped({importance.size(0), args.cols});
+        if (importance.size(0) < 1 || args.rows % importance.size(0))
+            throw py::value_error("importance: its rows must divide those of w");
+        args.importance = importance.data<float>();
+        args.importance_rows = importance.size(0);
+    }
+    args.packed = out.packed.data<int32_t>();
+    args.absmax = out.absmax.data<void>();
+    args.absmax_is_float = out.absmax_is_float;
+    launch<QuantizeArgs>(quantize_cpu, KBITQ_CUDA_OP(quantize_cuda), args, w.device(), threads, stream);
+}
+
+void dequantize(const py::object& packed_arg, const py::object& absmax_arg, const py::object& codebook_arg,
+                const py::object& out_arg, int threads, uintptr_t stream) {
+    TensorView out("out", out_arg);
+    out.is_floating().of_rank(2);
+    const Triple in(packed_arg, absmax_arg, codebook_arg, out);
+    const DequantizeArgs args{in.packed.data<int32_t>(),
+                              in.absmax.data<void>(),
+                              in.absmax_is_float,
+                              in.codebook.data<float>(),
+                              in.k,
+                              out.data<void>(),
+                              static_cast<DType>(out.dtype_index()),
+                              out.size(0),
+                              out.size(1)};
+    launch<DequantizeArgs>(dequantize_cpu, KBITQ_CUDA_OP(dequantize_cuda), args, out.device(), threads, stream);
+}
+
+void stats(const py::object& w_arg, const py::object& packed_arg, const py::object& absmax_arg,
+           const py::object& codebook_arg, const py::object& out_arg, int threads, uintptr_t stream) {
+    TensorView w("w", w_arg), out("out", out_arg);
+    w.is_floating().of_rank(2);
+    out.is(Element::f64).shaped({w.size(0), kStatsColumns}).on(w.device());
+    const Triple in(packed_arg, absmax_arg, codebook_arg, w);
+    const StatsArgs args{w.data<void>(),
+                         static_cast<DType>(w.dtype_index()),
+                         in.packed.data<int32_t>(),
+                         in.absmax.data<void>(),
+                         in.absmax_is_float,
+                         in.codebook.data<float>(),
+                         in.k,
+                         w.size(0),
+                         w.size(1),
+                         out.data<double>()};
+    launch<StatsArgs>(stats_cpu, KBITQ_CUDA_OP(stats_cuda), args, w.device(), threads, stream);
+}
+
+}  // namespace
+
+void bind_codec(py::module_& m) {
+    using py::arg;
+    m.def(
+        "scan", &scan, arg("w"), arg("amax"), arg("status"), arg("threads") = 1, arg("stream") = 0,
+        "amax[0] = largest finite magnitude; status = (count of non-finite elements, flat index of the first or -1).");
+    m.def("quantize", &quantize, arg("w"), arg("levels"), arg("amax").none(true), arg("importance").none(true),
+          arg("packed"), arg("absmax"), arg("codebook").none(true), arg("scale"), arg("threads") = 1, arg("stream") = 0,
+          "Fill packed, absmax and codebook from w [rows, cols].");
+    m.def("dequantize", &dequantize, arg("packed"), arg("absmax"), arg("codebook"), arg("out"), arg("threads") = 1,
+          arg("stream") = 0, "Fill out [rows, cols].");
+    m.def("stats", &stats, arg("w"), arg("packed"), arg("absmax"), arg("codebook"), arg("out"), arg("threads") = 1,
+          arg("stream") = 0, "Fill out [rows, 3]: sum w^2, sum (w - w')^2, max |w - w'| of each row.");
+}
+
+}  // namespace kbitq

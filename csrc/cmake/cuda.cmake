@@ -1,0 +1,53 @@
+# Decides whether the CUDA sources are compiled, and for which architectures.
+# Sets KBITQ_HAS_CUDA (bool) and KBITQ_CUDA_REASON (a sentence for `kbitq env` when it is off).
+set(KBITQ_HAS_CUDA OFF)
+set(KBITQ_CUDA_REASON "")
+
+function(kbitq_visible_architecture result)
+  # The compute capability of the first GPU this machine shows, as CMake spells it; empty if there is none.
+  set(${result} "" PARENT_SCOPE)
+  find_program(KBITQ_NVIDIA_SMI nvidia-smi)
+  if(KBITQ_NVIDIA_SMI)
+    execute_process(COMMAND ${KBITQ_NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE caps ERROR_QUIET RESULT_VARIABLE status TIMEOUT 20)
+    if(status EQUAL 0 AND caps MATCHES "^([0-9]+)\\.([0-9]+)")
+      set(${result} "${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real" PARENT_SCOPE)
+    endif()
+  endif()
+endfunction()
+
+if(KBITQ_CUDA STREQUAL "OFF")
+  set(KBITQ_CUDA_REASON "built with KBITQ_CUDA=OFF")
+else()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(KBITQ_ALL_ARCHS)
+      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90-real 100-real 120)
+    elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      kbitq_visible_architecture(seen)
+      if(seen)
+        set(CMAKE_CUDA_ARCHITECTURES ${seen})
+      else()
+        set(CMAKE_CUDA_ARCHITECTURES 90-real 75-virtual)
+      endif()
+    endif()
+    enable_language(CUDA)
+    # check_language proves that the compiler runs; this proves that it compiles for what was asked.
+    file(WRITE ${CMAKE_BINARY_DIR}/trial/trial.cu
+         "#include <cstdint>\n__global__ void f(uint32_t* p) { p[threadIdx.x] = 1; }\nint main() { f<<<1, 32>>>(nullptr); }\n")
+    try_compile(KBITQ_CUDA_TRIAL ${CMAKE_BINARY_DIR}/trial ${CMAKE_BINARY_DIR}/trial/trial.cu
+                OUTPUT_VARIABLE trial_log)
+    if(KBITQ_CUDA_TRIAL)
+      set(KBITQ_HAS_CUDA ON)
+    else()
+      set(KBITQ_CUDA_REASON "nvcc ${CMAKE_CUDA_COMPILER_VERSION} failed a trial compile for ${CMAKE_CUDA_ARCHITECTURES}")
+    endif()
+  else()
+    set(KBITQ_CUDA_REASON "no working CUDA compiler was found when kbitq was built")
+  endif()
+  if(NOT KBITQ_HAS_CUDA AND KBITQ_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "KBITQ_CUDA=ON, but: ${KBITQ_CUDA_REASON}\n${trial_log}")
+  endif()
+endif()
+message(STATUS "kbitq: CUDA ${KBITQ_HAS_CUDA} ${KBITQ_CUDA_REASON} ${CMAKE_CUDA_ARCHITECTURES}")

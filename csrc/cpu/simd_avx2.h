@@ -1,0 +1,181 @@
+// AVX2: the vocabulary that the vector kernels (ops/*_simd.h) are written in, 8 float lanes, a block in four vectors.
+// cpu/simd_avx512.h has the same names.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "format/block.h"
+
+namespace kbitq::avx2 {
+namespace {  // internal: the codec and the matmul are compiled with different flags
+
+constexpr int kLanes = 8;
+constexpr int kLogLanes = 3;
+constexpr int kVectors = kBlock / kLanes;
+
+using F = __m256;
+using I = __m256i;
+using M = __m256;  // all ones or all zeros in a lane
+
+inline F load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
+inline void store_half(uint16_t* p, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a); }
+// Past the caches, for outputs that they cannot hold: no line is read before it is written. Aligned to the vector;
+// whoever streams ends with stream_fence.
+inline void stream(float* p, F a) { _mm256_stream_ps(p, a); }
+inline void stream_half(uint16_t* p, __m128i a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), a); }
+inline void stream_fence() { _mm_sfence(); }
+inline F splat(float v) { return _mm256_set1_ps(v); }
+inline I splat_int(int v) { return _mm256_set1_epi32(v); }
+inline F add(F a, F b) { return _mm256_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F max(F a, F b) { return _mm256_max_ps(a, b); }
+inline F magnitude(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline I or_int(I a, I b) { return _mm256_or_si256(a, b); }
+inline I double_int(I a) { return _mm256_add_epi32(a, a); }
+
+inline M greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+inline uint32_t mask_bits(M m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
+// index | (bit where the mask is set)
+inline I or_where(I index, M m, int bit) {
+    return _mm256_or_si256(index, _mm256_and_si256(_mm256_castps_si256(m), _mm256_set1_epi32(bit)));
+}
+
+// The 32 indices of a block as bytes, element i in byte i: each plane's word is spread to bytes, its bit tested there.
+template <int K>
+inline I unpack_bytes(const int32_t* words) {
+    const I own_byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3,
+                                        3, 3, 3, 3, 3);
+    const I own_bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+    I bytes = _mm256_setzero_si256();
+    for (int j = 0; j < K; ++j) {
+        const I spread = _mm256_shuffle_epi8(_mm256_set1_epi32(words[j]), own_byte);
+        const I set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, own_bit), own_bit);
+        bytes = _mm256_or_si256(bytes, _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(1 << j))));
+    }
+    return bytes;
+}
+
+// Indices of a block from its K plane words, in order: lane i of vector v is element 8v + i.
+template <int K>
+inline void unpack(I (&index)[kVectors], const int32_t* words) {
+    const I bytes = unpack_bytes<K>(words);
+    const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
+    index[0] = _mm256_cvtepu8_epi32(low);
+    index[1] = _mm256_cvtepu8_epi32(_mm_srli_si128(low, 8));
+    index[2] = _mm256_cvtepu8_epi32(high);
+    index[3] = _mm256_cvtepu8_epi32(_mm_srli_si128(high, 8));
+}
+
+// The same, interleaved: lane i of vector v is element kVectors * i + v (cheaper; bits above the index are not cleared,
+// which `lookup` does not mind).
+template <int K>
+inline void unpack_interleaved(I (&index)[kVectors], const int32_t* words) {
+    index[0] = unpack_bytes<K>(words);
+    for (int v = 1; v < kVectors; ++v) index[v] = _mm256_srli_epi32(index[0], 8 * v);
+}
+
+// table[index] for N float entries, N a power of two; tables are padded to kLanes entries.
+template <int N>
+inline F lookup(const float* table, I index) {
+    if constexpr (N <= kLanes) {
+        return _mm256_permutevar8x32_ps(load(table), index);
+    } else {
+        constexpr int kToSign = N == 16 ? 28 : N == 32 ? 27 : N == 64 ? 26 : N == 128 ? 25 : 24;  // bit N/2 to the sign
+        const F upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, kToSign));
+        return _mm256_blendv_ps(lookup<N / 2>(table, index), lookup<N / 2>(table + N / 2, index), upper);
+    }
+}
+inline F permute(F table, I index) { return _mm256_permutevar8x32_ps(table, index); }
+
+inline F load_bf16(const uint16_t* p) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+
+inline __m128i to_bf16(F a) {
+    const I bits = _mm256_castps_si256(a);
+    const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const I rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+}
+inline __m128i to_f16(F a) { return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+#if defined(__FMA__)
+inline F fused(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c; for the matmul, never for the codec
+#endif
+inline float sum(F a) {
+    const __m128 by4 = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+    return _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)));
+}
+
+inline float tree_max4(__m128 a) {
+    const __m128 by2 = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_max_ss(by2, _mm_movehdup_ps(by2)));
+}
+inline float largest(F a) { return tree_max4(_mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1))); }
+
+// The tree of format.md section 3 over the 32 terms of a block: i+16 to i, then i+8, i+4, i+2, i+1.
+inline float tree_sum(const F (&term)[kVectors]) {
+    const F by8 = add(add(term[0], term[2]), add(term[1], term[3]));
+    const __m128 by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps(by8, 1));
+    const __m128 by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+    return _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)));
+}
+
+// The same tree in float64; a block is eight vectors of four doubles.
+using D = __m256d;
+constexpr int kDoubleVectors = 8;
+inline D widen(const F (&block)[kVectors], int q) {
+    const F v = block[q / 2];
+    return _mm256_cvtps_pd(q % 2 ? _mm256_extractf128_ps(v, 1) : _mm256_castps256_ps128(v));
+}
+inline D sub(D a, D b) { return _mm256_sub_pd(a, b); }
+inline D mul(D a, D b) { return _mm256_mul_pd(a, b); }
+inline D max(D a, D b) { return _mm256_max_pd(a, b); }
+inline D magnitude(D a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
+inline D zero_double() { return _mm256_setzero_pd(); }
+inline double largest(D a) {
+    const __m128d by2 = _mm_max_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(by2, _mm_unpackhi_pd(by2, by2)));
+}
+inline double tree_sum(const D (&term)[kDoubleVectors]) {
+    D by16[4];
+    for (int q = 0; q < 4; ++q) by16[q] = _mm256_add_pd(term[q], term[q + 4]);
+    const D by4 = _mm256_add_pd(_mm256_add_pd(by16[0], by16[2]), _mm256_add_pd(by16[1], by16[3]));
+    const __m128d by2 = _mm_add_pd(_mm256_castpd256_pd128(by4), _mm256_extractf128_pd(by4, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(by2, _mm_unpackhi_pd(by2, by2)));
+}
+
+// Integer maxima of the magnitudes' bits, for the scan.
+struct BitScan {
+    static constexpr int kBytes = 32;
+    I best = _mm256_setzero_si256();
+    static I read(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+    void take16(const void* p) { best = _mm256_max_epu16(best, _mm256_and_si256(read(p), _mm256_set1_epi16(0x7FFF))); }
+    void take32(const void* p) {
+        best = _mm256_max_epu32(best, _mm256_and_si256(read(p), _mm256_set1_epi32(0x7FFFFFFF)));
+    }
+    uint32_t result16() const {
+        alignas(32) uint16_t lane[16];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(lane), best);
+        uint32_t most = 0;
+        for (uint16_t v : lane) most = v > most ? v : most;
+        return most;
+    }
+    uint32_t result32() const {
+        alignas(32) uint32_t lane[8];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(lane), best);
+        uint32_t most = 0;
+        for (uint32_t v : lane) most = v > most ? v : most;
+        return most;
+    }
+};
+
+}  // namespace
+}  // namespace kbitq::avx2

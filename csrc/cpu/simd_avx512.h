@@ -1,0 +1,156 @@
+// AVX-512: the vocabulary that the vector kernels (ops/*_simd.h) are written in, 16 float lanes, a block in two
+// vectors. cpu/simd_avx2.h has the same names. Include one of them per translation unit, inside the instruction set's
+// own namespace rules.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "format/block.h"
+
+namespace kbitq::avx512 {
+namespace {  // internal: the codec and the matmul are compiled with different flags
+
+constexpr int kLanes = 16;
+constexpr int kLogLanes = 4;
+constexpr int kVectors = kBlock / kLanes;
+
+using F = __m512;
+using I = __m512i;
+using M = __mmask16;
+
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+inline void store_half(uint16_t* p, __m256i a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+// Past the caches, for outputs that they cannot hold: no line is read before it is written. Aligned to the vector;
+// whoever streams ends with stream_fence.
+inline void stream(float* p, F a) { _mm512_stream_ps(p, a); }
+inline void stream_half(uint16_t* p, __m256i a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), a); }
+inline void stream_fence() { _mm_sfence(); }
+inline F splat(float v) { return _mm512_set1_ps(v); }
+inline I splat_int(int v) { return _mm512_set1_epi32(v); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F magnitude(F a) {
+    return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF)));
+}
+inline I or_int(I a, I b) { return _mm512_or_epi32(a, b); }
+inline I double_int(I a) { return _mm512_add_epi32(a, a); }
+
+inline M greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline uint32_t mask_bits(M m) { return m; }
+// index | (bit where the mask is set)
+inline I or_where(I index, M m, int bit) { return _mm512_mask_or_epi32(index, m, index, _mm512_set1_epi32(bit)); }
+
+// Indices of a block from its K plane words, in order: lane i of vector v is element 16v + i. A plane is a mask as it
+// lies.
+template <int K>
+inline void unpack(I (&index)[kVectors], const int32_t* words) {
+    for (int v = 0; v < kVectors; ++v) {
+        index[v] = _mm512_setzero_si512();
+        for (int j = 0; j < K; ++j)
+            index[v] = or_where(index[v], static_cast<M>(static_cast<uint32_t>(words[j]) >> (kLanes * v)), 1 << j);
+    }
+}
+
+// The same, interleaved: lane i of vector v is element kVectors * i + v (cheaper; bits above the index are not cleared,
+// which `lookup` does not mind).
+template <int K>
+inline void unpack_interleaved(I (&index)[kVectors], const int32_t* words) {
+    I pairs = _mm512_setzero_si512();  // 32 indices of 16 bits
+    for (int j = 0; j < K; ++j) {
+        const __mmask32 plane = static_cast<uint32_t>(words[j]);
+        pairs = j == 0 ? _mm512_maskz_set1_epi16(plane, 1)
+                       : _mm512_or_si512(pairs, _mm512_maskz_set1_epi16(plane, static_cast<short>(1 << j)));
+    }
+    index[0] = pairs;
+    index[1] = _mm512_srli_epi32(pairs, 16);
+}
+
+// table[index] for N float entries, N a power of two; tables are padded to kLanes entries.
+template <int N>
+inline F lookup(const float* table, I index) {
+    if constexpr (N <= kLanes) {
+        return _mm512_permutexvar_ps(index, load(table));
+    } else if constexpr (N == 2 * kLanes) {
+        return _mm512_permutex2var_ps(load(table), index, load(table + kLanes));
+    } else {
+        const M upper = _mm512_test_epi32_mask(index, _mm512_set1_epi32(N / 2));
+        return _mm512_mask_blend_ps(upper, lookup<N / 2>(table, index), lookup<N / 2>(table + N / 2, index));
+    }
+}
+inline F permute(F table, I index) { return _mm512_permutexvar_ps(index, table); }
+
+inline F load_bf16(const uint16_t* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// Rounded with integers: _mm512_cvtneps_pbh would flush subnormals.
+inline __m256i to_bf16(F a) {
+    const I bits = _mm512_castps_si512(a);
+    const I odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const I rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+inline __m256i to_f16(F a) { return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+inline F fused(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c; for the matmul, never for the codec
+inline float sum(F a) { return _mm512_reduce_add_ps(a); }
+
+inline float largest(F a) { return _mm512_reduce_max_ps(a); }
+
+// The tree of format.md section 3 over the 32 terms of a block: i+16 to i, then i+8, i+4, i+2, i+1.
+inline float tree_sum(const F (&term)[kVectors]) {
+    const F half = add(term[0], term[1]);
+    const __m256 by8 = _mm256_add_ps(_mm512_castps512_ps256(half), _mm512_extractf32x8_ps(half, 1));
+    const __m128 by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps(by8, 1));
+    const __m128 by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+    return _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)));
+}
+
+// The same tree in float64; a block is four vectors of eight doubles.
+using D = __m512d;
+constexpr int kDoubleVectors = 4;
+inline D widen(const F (&block)[kVectors], int q) {
+    const F v = block[q / 2];
+    return _mm512_cvtps_pd(q % 2 ? _mm512_extractf32x8_ps(v, 1) : _mm512_castps512_ps256(v));
+}
+inline D sub(D a, D b) { return _mm512_sub_pd(a, b); }
+inline D mul(D a, D b) { return _mm512_mul_pd(a, b); }
+inline D max(D a, D b) { return _mm512_max_pd(a, b); }
+inline D magnitude(D a) { return _mm512_andnot_pd(_mm512_set1_pd(-0.0), a); }
+inline D zero_double() { return _mm512_setzero_pd(); }
+inline double largest(D a) { return _mm512_reduce_max_pd(a); }
+inline double tree_sum(const D (&term)[kDoubleVectors]) {
+    const D by8 = _mm512_add_pd(_mm512_add_pd(term[0], term[2]), _mm512_add_pd(term[1], term[3]));
+    const __m256d by4 = _mm256_add_pd(_mm512_castpd512_pd256(by8), _mm512_extractf64x4_pd(by8, 1));
+    const __m128d by2 = _mm_add_pd(_mm256_castpd256_pd128(by4), _mm256_extractf128_pd(by4, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(by2, _mm_unpackhi_pd(by2, by2)));
+}
+
+// Integer maxima of the magnitudes' bits, for the scan.
+struct BitScan {
+    static constexpr int kBytes = 64;
+    I best = _mm512_setzero_si512();
+    void take16(const void* p) {
+        best = _mm512_max_epu16(best, _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0x7FFF)));
+    }
+    void take32(const void* p) {
+        best = _mm512_max_epu32(best, _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0x7FFFFFFF)));
+    }
+    uint32_t result16() const {
+        return _mm512_reduce_max_epu32(
+            _mm512_max_epu32(_mm512_and_si512(best, _mm512_set1_epi32(0xFFFF)), _mm512_srli_epi32(best, 16)));
+    }
+    uint32_t result32() const { return _mm512_reduce_max_epu32(best); }
+};
+
+}  // namespace
+}  // namespace kbitq::avx512

@@ -1,0 +1,59 @@
+#include "cpu/simd_level.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace kbitq {
+namespace {
+
+constexpr int kUnset = -1;
+std::atomic<int> chosen{kUnset};
+
+SimdLevel parse(const std::string& name, const char* where) {
+    std::string known;
+    for (SimdLevel level : available_simd_levels()) {
+        if (name == simd_level_name(level)) return level;
+        known += known.empty() ? "" : ", ";
+        known += simd_level_name(level);
+    }
+    throw std::invalid_argument(std::string(where) + " = '" + name + "': this machine has " + known);
+}
+
+}  // namespace
+
+const char* simd_level_name(SimdLevel level) {
+    return level == SimdLevel::avx512 ? "avx512" : level == SimdLevel::avx2 ? "avx2" : "scalar";
+}
+
+std::vector<SimdLevel> available_simd_levels() {
+    std::vector<SimdLevel> levels{SimdLevel::scalar};
+#if defined(KBITQ_X86)
+    // f16c, bmi2 and fma came with the first AVX2 chips; asked for all the same.
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2") &&
+        __builtin_cpu_supports("fma")) {
+        levels.push_back(SimdLevel::avx2);
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+            levels.push_back(SimdLevel::avx512);
+        }
+    }
+#endif
+    return levels;
+}
+
+SimdLevel simd_level() {
+    int level = chosen.load(std::memory_order_relaxed);
+    if (level == kUnset) {
+        const char* asked = std::getenv("KBITQ_SIMD");
+        level = static_cast<int>(asked && *asked ? parse(asked, "KBITQ_SIMD") : available_simd_levels().back());
+        chosen.store(level, std::memory_order_relaxed);
+    }
+    return static_cast<SimdLevel>(level);
+}
+
+void set_simd_level(const std::string& name) {
+    chosen.store(static_cast<int>(parse(name, "simd")), std::memory_order_relaxed);
+}
+
+}  // namespace kbitq

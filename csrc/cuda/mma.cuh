@@ -1,0 +1,134 @@
+// One wrapper per PTX instruction of the matmul kernels: mma, cp.async, byte permute, loads at a fixed shared address.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace kbitq::matmul {
+
+// Two neighbours along k as one register of an mma operand, and the m16n8k16 instruction, by activation type.
+template <typename T>
+struct Pair;
+
+template <>
+struct Pair<__nv_bfloat16> {
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+        return *reinterpret_cast<const uint32_t*>(&v);
+    }
+    static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+        uint32_t d;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+            : "=r"(d)
+            : "r"(a), "r"(b), "r"(0x80008000u));  // + -0: a product's sign is kept
+        return d;
+    }
+    static __device__ __forceinline__ __nv_bfloat16 from_float(float v) { return __float2bfloat16_rn(v); }
+    static __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+    // d = a b + c with a 16x16 (rows), b 16x8, d and c 16x8 in float32.
+    static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t* a, const uint32_t* b,
+                                               const float (&c)[4]) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%11,%12,%13};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+              "f"(c[3]));
+    }
+};
+
+template <>
+struct Pair<__half> {
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        const __half2 v = __floats2half2_rn(low, high);
+        return *reinterpret_cast<const uint32_t*>(&v);
+    }
+    static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+        uint32_t d;
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+        return d;
+    }
+    static __device__ __forceinline__ __half from_float(float v) { return __float2half_rn(v); }
+    static __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+    static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t* a, const uint32_t* b,
+                                               const float (&c)[4]) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%11,%12,%13};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+              "f"(c[3]));
+    }
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+// 16 bytes of which the first `bytes` are read and the rest zeros.
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// Programmatic dependent launch (sm_90): let the next kernel start, wait for the results of the one before. No-ops
+// elsewhere.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_dependency() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <int Selector>
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(Selector));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+// (a & mask) | c in one instruction.
+__device__ __forceinline__ uint32_t select_or(uint32_t a, uint32_t mask, uint32_t c) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(c));
+    return d;
+}
+
+// Loads at `address` + a constant, which the instruction adds for nothing. Not volatile, no memory clobber: for tables
+// that stay as they are once the barrier before their first use is past; the address must come from data read after it.
+template <int Base>
+__device__ __forceinline__ uint32_t load_shared_32(uint32_t address) {
+    uint32_t v;
+    asm("ld.shared.b32 %0, [%1+%2];" : "=r"(v) : "r"(address), "n"(Base));
+    return v;
+}
+template <int Base>
+__device__ __forceinline__ void load_shared_64(uint32_t address, uint32_t& low, uint32_t& high) {
+    asm("ld.shared.v2.b32 {%0,%1}, [%2+%3];" : "=r"(low), "=r"(high) : "r"(address), "n"(Base));
+}
+__device__ __forceinline__ void store_shared_128(uint32_t address, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+}  // namespace kbitq::matmul

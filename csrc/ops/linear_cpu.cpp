@@ -1,0 +1,54 @@
+#include "ops/linear.h"
+
+#include <vector>
+
+#include "cpu/element.h"
+#include "cpu/matmul_kernels.h"
+#include "cpu/parallel.h"
+#include "cpu/simd_level.h"
+
+namespace kbitq {
+namespace {
+
+constexpr int64_t kGrainBlocks = 4096;  // 131,072 weights: some twenty microseconds
+
+// x as float32 in the order of the kernel's lanes, once a call: every row of W reads it.
+void arrange(const LinearArgs& a, int vectors, float* out) {
+    const int64_t nblk = blocks_per_row(a.in);
+    const int lanes = kBlock / vectors;
+    for (int64_t m = 0; m < a.batch; ++m) {
+        for (int64_t b = 0; b < nblk; ++b, out += kBlock) {
+            for (int i = 0; i < kBlock; ++i) {
+                const int64_t column = b * kBlock + i;
+                out[lanes * (i % vectors) + i / vectors] =
+                    column < a.in ? read_element(a.x, a.dtype, m * a.in + column) : 0.0f;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+const MatmulKernels& matmul_kernels() {
+    switch (simd_level()) {
+#if defined(KBITQ_X86)
+        case SimdLevel::avx512: return kAvx512Matmul;
+        case SimdLevel::avx2: return kAvx2Matmul;
+#endif
+        default: return kScalarMatmul;
+    }
+}
+
+void linear_cpu(const LinearArgs& a, int threads) {
+    const MatmulKernels& kernels = matmul_kernels();
+    const int64_t nblk = blocks_per_row(a.in);
+    static thread_local std::vector<float>
+        arranged;  // kept: a decode step calls this with the same sizes again and again
+    arranged.resize(static_cast<size_t>(a.batch * nblk * kBlock));
+    arrange(a, kernels.vectors, arranged.data());
+    const float* x = arranged.data();
+    parallel_for(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
+                 [&](int64_t begin, int64_t end) { kernels.linear(a, x, begin, end); });
+}
+
+}  // namespace kbitq

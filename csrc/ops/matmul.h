@@ -1,0 +1,64 @@
+// matmul: y = x W^T (+ bias) on the GPU, from tiles (format/tile_order.h). Four ways, by the number of rows of x:
+// gemv (matmul_gemv.cuh, 1..8), gemm (matmul_gemm.cuh, tens), the same for the experts of a layer in one launch, and
+// for more, the weights decoded to a matrix for the library's matmul (matmul_decode_cuda.cu). Which when:
+// kbitq/gpu_linear.py.
+#pragma once
+
+#include <cstdint>
+
+#include "format/block.h"
+
+namespace kbitq {
+
+// The kernels read tiles and codebook while the kernel ahead of them in the stream may still run. Whoever writes those
+// puts an ordinary kernel between: repack_cuda does (ops/repack.h).
+struct TileMatmulArgs {
+    const void* x;          // [m, cols]
+    DType dtype;            // bf16 or f16: of x, bias and y
+    const uint32_t* tiles;  // [row_tiles(rows)][tile_chunks(cols)][tile_words(k)]
+    const float* codebook;  // [groups, 2^k]; row r uses r / (rows / groups)
+    const void* bias;       // [rows] or null
+    void* y;                // [m, rows]
+    int64_t m, rows, cols;
+    int64_t groups;      // where more than one: rows / groups is a multiple of kTileRows
+    int k;               // 2..kTileMaxBits
+    float* workspace;    // matmul_workspace_bytes() of it: partial sums
+    uint32_t* counters;  // kMatmulCounters, zero before the first call; every call leaves them zero
+};
+
+// The rows of x that belong to each expert: expert e's are offsets[e] .. offsets[e + 1]. y is [m, rows / experts].
+struct ExpertArgs {
+    const int32_t* offsets;  // [experts + 1] on the device, ascending from 0 to m
+    int64_t experts;         // groups is a multiple of it, and rows of W too
+};
+
+constexpr int kGemvMaxBatch = 8;
+constexpr int kGemmSlice = 64;  // so many rows of x decode the weights once
+constexpr int kMatmulCounters = 4096;
+constexpr int kMatmulCapability = 80;  // sm_80: bfloat16 mma, cp.async. Below it: decode and multiply
+
+// Whether gemv and gemm run on this device: it is new enough, and so is the code that this build has for it (from PTX
+// of an older architecture the driver would make kernels without their instructions).
+bool matmul_ready(int device);
+
+// Bytes of partial sums that gemv and gemm need at most, for any shape, on this device.
+int64_t matmul_workspace_bytes(int device);
+
+void gemv_cuda(const TileMatmulArgs& args, int device, void* stream);  // m <= kGemvMaxBatch
+void gemm_cuda(const TileMatmulArgs& args, int device, void* stream);  // any m
+// One launch for all experts, any number of rows for each; an expert without rows costs nothing.
+void grouped_gemm_cuda(const TileMatmulArgs& args, const ExpertArgs& experts, int device, void* stream);
+
+struct DecodeTilesArgs {
+    const uint32_t* tiles;  // [row_tiles(rows)][tile_chunks(cols)][tile_words(k)]
+    const float* codebook;  // [2^k]
+    int k;
+    void* out;  // [rows, cols]
+    DType dtype;
+    int64_t rows, cols;
+};
+
+// codebook[index] * scale in float32, rounded once: the bytes of ops/dequantize.h.
+void decode_tiles_cuda(const DecodeTilesArgs& args, int device, void* stream);
+
+}  // namespace kbitq

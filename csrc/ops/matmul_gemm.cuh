@@ -1,0 +1,294 @@
+// y = x W^T for 9 and more rows of x, and for experts: weights decoded in registers, multiplied by 8 * NT rows of x.
+//
+// A CTA has up to 8 warps of two row tiles each (16 of one for NT = 1), and walks along a range of chunks of 256
+// columns. Of a chunk, every warp copies its records and all warps together the activations, `kStages` chunks ahead
+// (cp.async, one barrier a chunk). A subtile of 64 columns is decoded, multiplied by its scales (rounded to T, as a
+// dequantized weight is) and used for NT column tiles of mma; two row tiles share each load of activations. Sums stay
+// in registers.
+//
+//     shared memory:  table | ring: warps x kStages x kTiles records | kStages x 8*NT rows of activations + 64 bytes
+//
+// The 64 bytes put neighbouring rows half the banks apart, so that the 16-byte loads of b-operands do not collide.
+// Where there are few row tiles, `splits` CTAs share the columns; the last warp to arrive at its row tiles adds all of
+// them up in their order, from the workspace.
+#pragma once
+
+#include "ops/matmul.h"
+#include "ops/matmul_gemv.cuh"
+
+namespace kbitq::matmul {
+
+struct GemmParams {
+    const void* x;
+    const uint8_t* tiles;
+    const float* codebook;
+    const void* bias;
+    void* y;
+    float4* partial;         // [blocks * warps][splits][kTiles * NT][32]
+    uint32_t* counters;      // [blocks * warps]
+    const int32_t* offsets;  // [experts + 1]: the rows of x of each expert; null: one, with all m rows
+    int64_t rows, cols;      // rows of an expert
+    int64_t m;
+    int tiles_per_group;
+    int blocks_per_group;  // CTAs (times splits)
+    int groups_per_expert;
+    int chunks;
+    int splits;
+    bool vector_x;
+};
+
+constexpr int kGemmTilesPerBlock = 16;  // row tiles of a CTA at most
+constexpr int kGemmInRegisters = 1;     // subtiles of four decoded in registers (K = 2, 3)
+
+template <int K, int NT>
+struct GemmLayout {
+    static constexpr int kTiles = NT == 1 ? 1 : 2;  // row tiles of a warp
+    static constexpr int kMaxWarps = kGemmTilesPerBlock / kTiles;
+    static constexpr int kCopies = K == 5 ? 16 : 32;
+    static constexpr int kRowBytes = kTileCols * 2 + 64;
+    static constexpr int kActivations = 8 * NT * kRowBytes;
+    static constexpr int kStageBytes = kMaxWarps * kTiles * Record<K>::kBytes + kActivations;
+    static constexpr int kLimit = 227 * 1024;  // of a block on sm_90
+    static constexpr int kFit = (kLimit - Table<K, kCopies>::kBytes) / kStageBytes;
+    static constexpr int kStages = kFit > 4 ? 4 : kFit;
+    static_assert(kStages >= 2);
+    static constexpr int bytes(int warps) {
+        return Table<K, kCopies>::kBytes + kStages * (warps * kTiles * Record<K>::kBytes + kActivations);
+    }
+};
+
+// 8 * NT rows of x from row m0 on, the columns of one chunk, to shared memory; zeros past the ends. All threads.
+template <typename T, int NT, int RowBytes>
+__device__ __forceinline__ void copy_activations(const GemmParams& p, const T* x, int64_t m0, int64_t m, int chunk,
+                                                 uint8_t* to) {
+    constexpr int kPieces = kTileCols / 8;
+    for (int i = threadIdx.x; i < 8 * NT * kPieces; i += blockDim.x) {
+        const int64_t row = m0 + i / kPieces, col = static_cast<int64_t>(chunk) * kTileCols + i % kPieces * 8;
+        uint8_t* place = to + i / kPieces * RowBytes + i % kPieces * 16;
+        const bool inside = row < m && col < p.cols;
+        const T* source = x + (inside ? row * p.cols + col : 0);
+        if (p.vector_x) {
+            copy_async_16(shared_address(place), source, inside ? 16 : 0);
+        } else {
+            for (int e = 0; e < 8; ++e) {
+                reinterpret_cast<uint16_t*>(place)[e] =
+                    inside && col + e < p.cols ? reinterpret_cast<const uint16_t*>(source)[e] : uint16_t{0};
+            }
+        }
+    }
+}
+
+// The words of a lane in a record.
+template <int K>
+__device__ __forceinline__ void load_words(const uint8_t* record, uint32_t (&w)[4 * K]) {
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+        const uint4 v = reinterpret_cast<const uint4*>(record)[j * 32 + threadIdx.x % 32];
+        w[4 * j] = v.x, w[4 * j + 1] = v.y, w[4 * j + 2] = v.z, w[4 * j + 3] = v.w;
+    }
+}
+
+// A decoded subtile times its scales.
+template <typename T, int K>
+__device__ __forceinline__ void scale_subtile(const uint8_t* record, int s, uint32_t (&a)[16]) {
+    const uint32_t word =
+        reinterpret_cast<const uint32_t*>(record + Record<K>::kScaleOffset)[threadIdx.x % 32 / 4 * 4 + s];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        uint32_t low, high;
+        scale_pairs<T>(word, i, low, high);
+#pragma unroll
+        for (int r = 0; r < 8; ++r) a[8 * i + r] = Pair<T>::multiply(a[8 * i + r], r % 2 ? high : low);
+    }
+}
+
+// sum[tile][n] += 16 x 256 weights times the activations of column tile n, for each row tile of the warp.
+template <typename T, int K, int NT, int Tiles, typename Decode>
+__device__ __forceinline__ void multiply_chunk(const uint8_t* records, const uint8_t* x, const Decode& decode,
+                                               float (&sum)[Tiles][NT][4]) {
+    constexpr int kRowBytes = GemmLayout<K, NT>::kRowBytes, kSideBySide = NT < 4 ? NT : 4;
+    const uint8_t* fragment = x + threadIdx.x % 32 / 4 * kRowBytes + threadIdx.x % 4 * 16;
+    uint32_t w[Tiles][4 * K];
+#pragma unroll
+    for (int r = 0; r < Tiles; ++r) load_words<K>(records + r * Record<K>::kBytes, w[r]);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+        uint32_t a[Tiles][16];
+#pragma unroll
+        for (int r = 0; r < Tiles; ++r) {
+            decode(w[r] + s * K, s, a[r]);
+            scale_subtile<T, K>(records + r * Record<K>::kBytes, s, a[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int n = 0; n < NT; n += kSideBySide) {
+                uint4 b[kSideBySide];
+#pragma unroll
+                for (int j = 0; j < kSideBySide; ++j) {
+                    b[j] =
+                        *reinterpret_cast<const uint4*>(fragment + (n + j) * 8 * kRowBytes + (2 * s + i) * kBlock * 2);
+                }
+#pragma unroll
+                for (int step = 0; step < 2; ++step) {  // mma waits for mma of the same sum: the others go between
+#pragma unroll
+                    for (int j = 0; j < kSideBySide; ++j) {
+                        const uint32_t half[2] = {step ? b[j].z : b[j].x, step ? b[j].w : b[j].y};
+#pragma unroll
+                        for (int r = 0; r < Tiles; ++r) {
+                            Pair<T>::mma(sum[r][n + j], a[r] + 8 * i + 4 * step, half, sum[r][n + j]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The sums of a warp's row tiles over all splits, in their order. True for the one warp that holds them all in the end.
+template <int N>
+__device__ __forceinline__ bool gather_splits(const GemmParams& p, int warp, int split, float (&sum)[N][4]) {
+    const int lane = threadIdx.x % 32;
+    float4* slot = p.partial + static_cast<int64_t>(warp) * p.splits * N * 32 + lane;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        __stcg(&slot[(split * N + n) * 32], make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
+    __threadfence();
+    __syncwarp();
+    unsigned arrived = 0;
+    if (lane == 0) arrived = atomicAdd(&p.counters[warp], 1u);
+    if (__shfl_sync(0xFFFFFFFFu, arrived, 0) != static_cast<unsigned>(p.splits - 1)) return false;
+    if (lane == 0) p.counters[warp] = 0;
+    __threadfence();
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
+    for (int s = 0; s < p.splits; ++s) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            const float4 v = __ldcg(&slot[(s * N + n) * 32]);
+            sum[n][0] += v.x, sum[n][1] += v.y, sum[n][2] += v.z, sum[n][3] += v.w;
+        }
+    }
+    return true;
+}
+
+template <typename T, int NT>
+__device__ __forceinline__ void store_tile(const GemmParams& p, T* y, int64_t row0, int64_t m0, int64_t m, int exponent,
+                                           const float (&sum)[NT][4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int64_t row = row0 + g + 8 * half;
+        if (row >= p.rows) continue;
+        const float bias = p.bias ? Pair<T>::to_float(static_cast<const T*>(p.bias)[row]) : 0.0f;
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int64_t column = m0 + n * 8 + 2 * t + c;
+                const float v = multiply_exp2(sum[n][2 * half + c], exponent) + bias;
+                if (column < m) y[column * p.rows + row] = Pair<T>::from_float(v);
+            }
+        }
+    }
+}
+
+template <typename T, int K, int NT>
+__global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_kernel(const GemmParams p) {
+#if __CUDA_ARCH__ >= 800
+    using Layout = GemmLayout<K, NT>;
+    constexpr int kStages = Layout::kStages, kTiles = Layout::kTiles, kSlotBytes = kTiles * Record<K>::kBytes;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    check_table_base(shared);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    uint8_t* const ring = shared + Table<K, Layout::kCopies>::kBytes + warp * kStages * kSlotBytes;
+    uint8_t* const staged = shared + Table<K, Layout::kCopies>::kBytes + warps * kStages * kSlotBytes;
+
+    // Which row tiles, which chunks.
+    const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits, group = block / p.blocks_per_group;
+    const int tile_in_group = (block % p.blocks_per_group * warps + warp) * kTiles;
+    const int tiles =
+        min(kTiles, p.tiles_per_group - tile_in_group);  // that exist; not above 0: the warp only copies x
+    const int64_t tile = static_cast<int64_t>(group) * p.tiles_per_group + tile_in_group;
+    const int first = static_cast<int64_t>(split) * p.chunks / p.splits,
+              end = static_cast<int64_t>(split + 1) * p.chunks / p.splits;
+    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Record<K>::kBytes + lane * 16;
+
+    // Weights and codebook do not change (ops/repack.h) and are read before the kernel ahead has ended; x and offsets
+    // are its.
+    const float level = lane < (1 << K) ? __ldcg(p.codebook + group * (1 << K) + lane) : 0.0f;
+    launch_dependents();
+    if (p.offsets) wait_for_dependency();
+    const int expert = group / p.groups_per_expert;
+    const int64_t begin_m = p.offsets ? p.offsets[expert] : 0;
+    const int64_t m = p.offsets ? p.offsets[expert + 1] - begin_m : p.m;
+    if (m <= 0) return;
+    const T* const x = static_cast<const T*>(p.x) + begin_m * p.cols;
+    int exponent;
+    const uint32_t kept = normalised_level<T, K>(level, exponent);
+    const Decoder<K, Layout::kCopies, kGemmInRegisters> decode(kept);
+
+    const auto copy_weights = [&](int chunk, int slot) {
+        if (chunk >= end) return;
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+            if (r >= tiles) continue;
+            const uint8_t* from = records + (static_cast<int64_t>(r) * p.chunks + chunk - first) * Record<K>::kBytes;
+            const uint32_t to = shared_address(ring) + slot * kSlotBytes + r * Record<K>::kBytes + lane * 16;
+#pragma unroll
+            for (int j = 0; j < K; ++j) copy_async_16(to + j * 512, from + j * 512);
+            copy_async_4(to + Record<K>::kScaleOffset - lane * 12, from + Record<K>::kScaleOffset - lane * 12);
+        }
+    };
+    const auto copy_x = [&](int chunk, int slot, int64_t m0) {
+        if (chunk < end)
+            copy_activations<T, NT, Layout::kRowBytes>(p, x, m0, m, chunk, staged + slot * Layout::kActivations);
+        copy_async_commit();
+    };
+
+    for (int64_t m0 = 0; m0 < m; m0 += 8 * NT) {  // more than once only for an expert with many rows
+#pragma unroll
+        for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
+        if (m0 == 0) {
+            fill_table<K, Layout::kCopies>(kept, warp, warps);
+            wait_for_dependency();
+        }
+#pragma unroll
+        for (int s = 0; s < kStages - 1; ++s) copy_x(first + s, s, m0);
+        float sum[kTiles][NT][4] = {};
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = first; chunk < end; ++chunk) {
+            copy_async_wait<kStages - 2>();
+            __syncthreads();
+            const int free_slot = slot == 0 ? kStages - 1 : slot - 1;
+            copy_weights(chunk + kStages - 1, free_slot);
+            copy_x(chunk + kStages - 1, free_slot, m0);
+            if (tiles > 0) {
+                multiply_chunk<T, K, NT, kTiles>(ring + slot * kSlotBytes, staged + slot * Layout::kActivations, decode,
+                                                 sum);
+            }
+            slot = slot + 1 == kStages ? 0 : slot + 1;
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+        if (tiles <= 0) continue;
+        if (p.splits > 1) {
+            float (&all)[kTiles * NT][4] = reinterpret_cast<float (&)[kTiles * NT][4]>(sum);
+            if (!gather_splits<kTiles * NT>(p, block * warps + warp, split, all)) continue;
+        }
+        const int64_t row0 =
+            (tile - static_cast<int64_t>(expert) * p.groups_per_expert * p.tiles_per_group) * kTileRows;
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+            if (r >= tiles) continue;
+            store_tile<T, NT>(p, static_cast<T*>(p.y) + begin_m * p.rows, row0 + r * kTileRows, m0, m,
+                              exponent - ScalePairs<T>::kExponent, sum[r]);
+        }
+    }
+#else
+    __trap();  // matmul_ready keeps callers from here
+#endif
+}
+
+}  // namespace kbitq::matmul

@@ -1,0 +1,126 @@
+// The launchers of matmul_gemm.cuh: how the work is cut, and the table of instances.
+#include "ops/matmul.h"
+
+#include <algorithm>
+
+#include "cuda/matmul_launch.cuh"
+#include "ops/matmul_gemm.cuh"
+
+namespace kbitq {
+namespace matmul {
+namespace {
+
+struct GemmPlan {
+    int warps = 0, splits = 0, blocks_per_group = 0;
+};
+
+// Rounds of chunks that the busiest multiprocessor goes through, times the row tiles of a CTA: least for the best cut.
+GemmPlan plan_gemm(int tiles_per_group, int warp_tiles, int max_warps, int chunks, int groups, int multiprocessors,
+                   int max_splits) {
+    constexpr int kSplitCost = 12, kLeastBusyTiles = 14;
+    GemmPlan best;
+    int64_t least = INT64_MAX;
+    const int most = std::min(max_warps, (tiles_per_group + warp_tiles - 1) / warp_tiles);
+    for (int warps = most; warps >= std::min(max_warps / 2, most); --warps) {
+        const int blocks_per_group = (tiles_per_group + warps * warp_tiles - 1) / (warps * warp_tiles);
+        for (int splits = 1; splits <= std::min(max_splits, chunks); ++splits) {
+            const int64_t blocks = static_cast<int64_t>(blocks_per_group) * groups;
+            if (splits > 1 && (blocks * splits > multiprocessors || blocks * warps > kMatmulCounters)) break;
+            const int64_t waves = (blocks * splits + multiprocessors - 1) / multiprocessors;
+            const int64_t cost =
+                waves * ((chunks + splits - 1) / splits) * std::max(warps * warp_tiles, kLeastBusyTiles) +
+                (splits > 1 ? kSplitCost + 4 * splits : 0);
+            if (cost < least) {
+                least = cost;
+                best = {warps, splits, blocks_per_group};
+            }
+        }
+    }
+    return best;
+}
+
+template <typename T, int K, int NT>
+void launch_gemm(const TileMatmulArgs& args, const ExpertArgs& experts, int device, cudaStream_t stream) {
+    const DeviceFacts& facts = device_facts(device);
+    const int64_t rows = args.rows / args.groups;
+    const int tiles_per_group = static_cast<int>(row_tiles(rows)), chunks = static_cast<int>(tile_chunks(args.cols));
+    const int max_splits = experts.offsets ? 1 : chunks;  // partial sums have room for one slice of x
+    using Layout = GemmLayout<K, NT>;
+    const GemmPlan plan = plan_gemm(tiles_per_group, Layout::kTiles, Layout::kMaxWarps, chunks,
+                                    static_cast<int>(args.groups), facts.multiprocessors, max_splits);
+    GemmParams p{};
+    p.x = args.x;
+    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
+    p.codebook = args.codebook;
+    p.bias = args.bias;
+    p.y = args.y;
+    p.partial = reinterpret_cast<float4*>(args.workspace);
+    p.counters = args.counters;
+    p.offsets = experts.offsets;
+    p.rows = args.rows / experts.experts;
+    p.cols = args.cols;
+    p.m = args.m;
+    p.tiles_per_group = tiles_per_group;
+    p.blocks_per_group = plan.blocks_per_group;
+    p.groups_per_expert = static_cast<int>(args.groups / experts.experts);
+    p.chunks = chunks;
+    p.splits = plan.splits;
+    p.vector_x = args.cols % 8 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+    const dim3 grid(static_cast<unsigned>(args.groups) * plan.blocks_per_group * plan.splits);
+    static Raised raised;
+    launch<GemmParams>("gemm", gemm_kernel<T, K, NT>, raised, p, grid, plan.warps * 32, Layout::bytes(plan.warps),
+                       device, stream);
+}
+
+template <typename T, int K>
+void launch_gemm_k(const TileMatmulArgs& args, const ExpertArgs& experts, int64_t m, int device, cudaStream_t stream) {
+    if (m <= 8) return launch_gemm<T, K, 1>(args, experts, device, stream);
+    if (m <= 16) return launch_gemm<T, K, 2>(args, experts, device, stream);
+    if (m <= 32) return launch_gemm<T, K, 4>(args, experts, device, stream);
+    return launch_gemm<T, K, kGemmSlice / 8>(args, experts, device, stream);
+}
+
+// m: the rows of x that are expected to use one weight.
+template <typename T>
+void launch_gemm_t(const TileMatmulArgs& args, const ExpertArgs& experts, int64_t m, int device, cudaStream_t stream) {
+    switch (args.k) {
+        case 2: return launch_gemm_k<T, 2>(args, experts, m, device, stream);
+        case 3: return launch_gemm_k<T, 3>(args, experts, m, device, stream);
+        case 4: return launch_gemm_k<T, 4>(args, experts, m, device, stream);
+        case 5: return launch_gemm_k<T, 5>(args, experts, m, device, stream);
+        default: throw std::runtime_error("gemm: tiles have 2 to 5 bits");
+    }
+}
+
+void launch_any(const TileMatmulArgs& args, const ExpertArgs& experts, int64_t m, int device, void* stream) {
+    const DeviceGuard guard(device);
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (args.dtype == DType::f16) return launch_gemm_t<__half>(args, experts, m, device, on);
+    launch_gemm_t<__nv_bfloat16>(args, experts, m, device, on);
+}
+
+}  // namespace
+}  // namespace matmul
+
+int64_t matmul_workspace_bytes(int device) {
+    // gemm: one slice of sums for each warp of a grid that fills the device once; gemv's partial sums are an eighth of
+    // it.
+    return static_cast<int64_t>(multiprocessors(device)) * matmul::kGemmTilesPerBlock * kTileRows * kGemmSlice *
+           sizeof(float);
+}
+
+void gemm_cuda(const TileMatmulArgs& args, int device, void* stream) {
+    for (int64_t m0 = 0; m0 < args.m; m0 += kGemmSlice) {
+        TileMatmulArgs slice = args;
+        slice.m = std::min<int64_t>(kGemmSlice, args.m - m0);
+        slice.x = static_cast<const uint16_t*>(args.x) + m0 * args.cols;
+        slice.y = static_cast<uint16_t*>(args.y) + m0 * args.rows;
+        matmul::launch_any(slice, {nullptr, 1}, slice.m, device, stream);
+    }
+}
+
+void grouped_gemm_cuda(const TileMatmulArgs& args, const ExpertArgs& experts, int device, void* stream) {
+    matmul::launch_any(args, experts, (args.m + experts.experts - 1) / experts.experts, device, stream);
+}
+
+}  // namespace kbitq

@@ -1,0 +1,28 @@
+// stats: what quantization cost, row by row: sum w^2, sum (w - w')^2 and max |w - w'| in float64, w' as float32
+// (format.md section 3, SQNR: terms of a block in the tree, blocks left to right).
+#pragma once
+
+#include <cstdint>
+
+#include "format/block.h"
+
+namespace kbitq {
+
+constexpr int kStatsColumns = 3;  // signal, noise, largest error
+
+struct StatsArgs {
+    const void* w;  // [rows, cols]
+    DType dtype;
+    const int32_t* packed;  // [rows, nblk * K]
+    const void* absmax;     // [rows, nblk]
+    bool absmax_is_float;
+    const float* codebook;  // [2^K]
+    int k;
+    int64_t rows, cols;
+    double* out;  // [rows, kStatsColumns]
+};
+
+void stats_cpu(const StatsArgs& args, int threads);
+void stats_cuda(const StatsArgs& args, int device, void* stream);
+
+}  // namespace kbitq
