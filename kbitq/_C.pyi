@@ -1,0 +1,54 @@
+"""The compiled core. Tensor arguments are contiguous torch tensors on one device; use kbitq.ops."""
+
+from torch import Tensor
+
+version: str
+has_cuda: bool
+tile_rows: int
+tile_max_bits: int
+matmul_counters: int
+
+def cuda_status() -> str: ...
+def simd() -> str: ...
+def simd_levels() -> list[str]: ...
+def set_simd(level: str) -> None: ...
+def scan(w: Tensor, amax: Tensor, status: Tensor, threads: int = 1, stream: int = 0) -> None: ...
+def quantize(
+    w: Tensor,
+    levels: Tensor,
+    amax: Tensor | None,
+    importance: Tensor | None,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor | None,
+    scale: str,
+    threads: int = 1,
+    stream: int = 0,
+) -> None: ...
+def dequantize(
+    packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, threads: int = 1, stream: int = 0
+) -> None: ...
+def stats(
+    w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, threads: int = 1, stream: int = 0
+) -> None: ...
+def linear(
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1
+) -> None: ...
+def tile_shape(rows: int, cols: int, k: int) -> tuple[int, int, int]: ...
+def matmul_ready(device: int) -> bool: ...
+def matmul_workspace_bytes(device: int) -> int: ...
+def repack(
+    packed: Tensor, absmax: Tensor, tiles: Tensor, cols: int, inverse: bool, threads: int = 1, stream: int = 0
+) -> None: ...
+def linear_tiles(
+    x: Tensor,
+    tiles: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    workspace: Tensor,
+    counters: Tensor,
+    offsets: Tensor | None,
+    stream: int = 0,
+) -> None: ...
+def decode_tiles(tiles: Tensor, codebook: Tensor, out: Tensor, stream: int = 0) -> None: ...

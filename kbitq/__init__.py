@@ -1,0 +1,59 @@
+"""kbitq: any safetensors checkpoint to 2..8 bits a weight, fast and exact, without calibration data.
+
+The names below are loaded when first used, so that ``import kbitq`` costs nothing and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kbitq.integrations import hook as _hook
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "QuantizedTensor": "kbitq.quantized",
+    "quantize": "kbitq.quantized",
+    "dequantize": "kbitq.quantized",
+    "load_file": "kbitq.checkpoint",
+    "save_file": "kbitq.checkpoint",
+    "KbitqConfig": "kbitq.integrations.transformers",
+    "KbitqError": "kbitq.errors",
+    "save_pretrained": "kbitq.integrations.saving",
+}
+_SUBMODULES = ("checkpoint", "codebooks", "errors", "format", "functional", "nn", "ops", "reference", "selection")
+
+__all__ = [
+    "KbitqConfig",
+    "KbitqError",
+    "QuantizedTensor",
+    "__version__",
+    "dequantize",
+    "load_file",
+    "quantize",
+    "save_file",
+    "save_pretrained",
+]
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint import load_file, save_file
+    from kbitq.errors import KbitqError
+    from kbitq.integrations.saving import save_pretrained
+    from kbitq.integrations.transformers import KbitqConfig
+    from kbitq.quantized import QuantizedTensor, dequantize, quantize
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"kbitq.{name}")
+    raise AttributeError(f"module 'kbitq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_SUBMODULES])
+
+
+_hook.install()  # so that transformers, whenever it is imported, knows quant_method "kbitq"

@@ -1,0 +1,94 @@
+"""How long a planned run will take and whether it fits: measured for a second on this machine, not guessed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from kbitq import codebooks
+from kbitq.checkpoint.codec import ErrorSums, Scan, TileCodec, resolve_device
+from kbitq.checkpoint.destination import disk_free
+from kbitq.checkpoint.memory import peak_memory, tile_bytes
+from kbitq.checkpoint.plan import Plan
+from kbitq.checkpoint.spans import Span
+from kbitq.checkpoint.tiles import TORCH_DTYPES, TileReader
+from kbitq.format import element_count
+
+_ROWS, _COLS = 512, 2048  # of the tile that is timed: large enough for all threads
+_READ_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take: bytes of disk and memory, seconds, and the speeds these come from.
+
+    ``peak_memory`` is beyond the interpreter with torch. ``disk_free`` is what the output's disk has.
+    """
+
+    disk_needed: int
+    disk_free: int
+    peak_memory: int
+    seconds: float
+    values_per_second: float
+    read_bytes_per_second: float
+
+    @property
+    def fits(self) -> bool:
+        return self.disk_needed <= self.disk_free
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "fits": self.fits}
+
+
+def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
+    """Time the codec for about ``seconds`` on this machine, and a read of the source, and reckon the run from that.
+
+    Raises BuildError where the plan's device cannot be had, CheckpointError where the source cannot be read.
+    """
+    values = sum(element_count(t.shape) for t in plan.tensors if t.quantized)
+    selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
+    rate, reading = _codec_rate(plan, seconds), _read_rate(plan)
+    took = values / rate + (selected + plan.bytes_in) / reading
+    return Estimate(
+        plan.disk_needed,
+        disk_free(plan.out),
+        peak_memory(plan.options.max_memory, len(plan.tensors), plan.fits),
+        took,
+        rate,
+        reading,
+    )
+
+
+def _codec_rate(plan: Plan, seconds: float) -> float:
+    """Values a second that are scanned, quantized and measured, with the plan's commonest dtype, K and rule."""
+    tensors = [t for t in plan.tensors if t.k is not None]
+    (dtype, k, scale), _ = Counter((t.dtype, t.k, t.scale) for t in tensors).most_common(1)[0]
+    assert k is not None
+    core_dtype = TORCH_DTYPES[dtype] if dtype != "F64" else torch.float32
+    w = torch.randn(_ROWS, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
+    span, levels = Span(0, 0, _ROWS, _COLS, True, True), torch.from_numpy(codebooks.optimal(k).copy())
+    with TileReader(plan.checkpoint) as reader:
+        codec = TileCodec(reader, resolve_device(plan.options.device))
+        codec.quantize_values(span, w, levels, 8.0, scale, ErrorSums())  # the first call also starts threads
+        rounds, started = 0, time.perf_counter()
+        while rounds == 0 or time.perf_counter() - started < seconds:
+            codec.scan_values(Scan(), span, w)
+            codec.quantize_values(span, w, levels, 8.0, scale, ErrorSums())
+            rounds += 1
+        return rounds * w.numel() / (time.perf_counter() - started)
+
+
+def _read_rate(plan: Plan) -> float:
+    """Bytes a second that the source's largest tensor is read with (from memory, if the system has it there)."""
+    tensor = max(plan.checkpoint.tensors.values(), key=lambda t: t.nbytes)
+    size, done = min(tile_bytes(plan.options.max_memory), tensor.nbytes), 0
+    with TileReader(plan.checkpoint) as reader:
+        started = time.perf_counter()
+        while done + size <= min(_READ_BYTES, tensor.nbytes):
+            reader.read_bytes(tensor, done, size)
+            done += size
+        return max(done, 1) / max(time.perf_counter() - started, 1e-9)

@@ -1,0 +1,245 @@
+"""``inspect``: what a quantized checkpoint holds and cost; what each K would give an ordinary one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kbitq import codebooks, ops
+from kbitq.checkpoint.codec import ErrorSums, TileCodec
+from kbitq.checkpoint.foreign import is_kbitq, open_source, prepare_source
+from kbitq.checkpoint.read import Checkpoint, SourceTensor, open_checkpoint
+from kbitq.checkpoint.spans import Span
+from kbitq.checkpoint.storage import LocalFileStorage, LocalFolderStorage, Storage
+from kbitq.checkpoint.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_codebook, read_span
+from kbitq.checkpoint.tiles import TileReader
+from kbitq.checkpoint.totals import kept_row, quantized_row, totals
+from kbitq.checkpoint.work import Progress, ProgressMeter
+from kbitq.errors import CheckpointError
+from kbitq.format import (
+    BLOCK,
+    K_MIN,
+    codebook_nbytes,
+    element_count,
+    matrix_shape,
+    quantized_nbytes,
+    stored_dtype,
+)  # fmt: skip
+from kbitq.quantized import sqnr_db
+from kbitq.selection import Selection
+
+SAMPLE_BLOCKS = 1 << 14  # of a tensor: the SQNR of a matrix is then good to about 0.05 dB
+SAMPLE_RUN = 8  # blocks that are read together
+
+
+@dataclass
+class InspectReport:
+    """What was found. Rows of an unquantized checkpoint have ``would``: K -> ``{"sqnr_db", "bytes"}``, or None."""
+
+    totals: dict[str, Any]
+    tensors: list[dict[str, Any]]
+    quantized: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def inspect(
+    path: str | Path | Storage,
+    against: str | Path | Storage | None = None,
+    ks: Sequence[int] = (2, 3, 4, 5),
+    sample: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> InspectReport:
+    """Look into a checkpoint.
+
+    Args:
+        path: a file or folder. Quantized: its tensors and what they cost. Else: what each K would give, with the
+            default selection, codebook and scale rule.
+        against: the source of a quantized checkpoint; errors are then measured again, not read from the metadata.
+        ks: the K to try on an unquantized checkpoint.
+        sample: try them on evenly spaced blocks of each tensor only.
+
+    Raises:
+        CheckpointError: a path cannot be used, or ``against`` is not the source; FormatError.
+    """
+    checkpoint = open_checkpoint(path)
+    if is_kbitq(checkpoint):
+        return _inspect_quantized(open_quantized(checkpoint), against, progress)
+    if against is not None:
+        raise CheckpointError(
+            f"{checkpoint.where} is not quantized, so there is nothing to compare", hint="leave --against"
+        )
+    prepare_source(checkpoint)
+    return _inspect_source(checkpoint, tuple(ks), sample, progress)
+
+
+def _inspect_quantized(
+    opened: QuantizedCheckpoint, against: str | Path | Storage | None, progress: Callable[[Progress], None] | None
+) -> InspectReport:
+    overall = None
+    if against is not None:
+        overall = _measure(opened, open_source(against), progress)  # this reads the codebooks too
+    elif isinstance(opened.checkpoint.storage, LocalFileStorage | LocalFolderStorage):
+        _check_codebooks(opened)  # not over a network, where each would be a request of its own
+    rows = [quantized_row(name, tensor.meta) for name, tensor in opened.tensors.items()]
+    rows += [kept_row(n, opened.reasons.get(n, ""), t.shape, t.dtype, t.nbytes) for n, t in opened.kept.items()]
+    before = sum(t.nbytes for t in opened.kept.values())
+    for tensor in opened.tensors.values():
+        before += element_count(tensor.meta.shape) * stored_dtype(tensor.meta.dtype).bits // 8
+    return InspectReport(totals(rows, before, overall), rows, True)
+
+
+def _check_codebooks(opened: QuantizedCheckpoint) -> None:
+    """Raise FormatError for a codebook that is not finite, as every reader must."""
+    with TileReader(opened.checkpoint) as reader:
+        for tensor in opened.tensors.values():
+            read_codebook(reader, tensor)
+
+
+def _measure(
+    opened: QuantizedCheckpoint, source: Checkpoint, progress: Callable[[Progress], None] | None
+) -> float | None:
+    """Measure every quantized tensor against its source, into the metadata; returns the overall SQNR in dB."""
+    pairs = [(t, matching_source(source, t)) for t in opened.tensors.values()]
+    meter = ProgressMeter(progress, sum(original.nbytes for _, original in pairs))
+    signal = noise = 0.0
+    with TileReader(opened.checkpoint) as stored, TileReader(source) as plain:
+        for tensor, original in pairs:
+            sums = measure_tensor(stored, tensor, plain, original)
+            tensor.meta.sqnr_db, tensor.meta.max_abs_err = sums.sqnr_db, sums.max_abs_err
+            signal, noise = signal + sums.signal, noise + sums.noise
+            meter.add(original.nbytes, tensor.name)
+    return sqnr_db(signal, noise)
+
+
+def matching_source(source: Checkpoint, tensor: StoredTensor) -> SourceTensor:
+    """The tensor of ``source`` that ``tensor`` was made from. Raises CheckpointError where there is none that fits."""
+    original = source.tensors.get(tensor.name)
+    if original is None:
+        raise CheckpointError(f"{source.where} has no tensor {tensor.name}: it is not the source")
+    if (original.shape, original.dtype) != (tensor.meta.shape, tensor.meta.dtype):
+        raise CheckpointError(
+            f"{source.describe(original)} is {original.dtype} {list(original.shape)}, but {tensor.meta.dtype} "
+            f"{list(tensor.meta.shape)} was quantized: it is not the source"
+        )
+    return original
+
+
+def measure_tensor(stored: TileReader, tensor: StoredTensor, plain: TileReader, original: SourceTensor) -> ErrorSums:
+    """The error of a stored tensor against its original."""
+    sums, codebook = ErrorSums(), read_codebook(stored, tensor)
+    for span in plain.spans(original):
+        sums.add(span, ops.stats(plain.read(original, span), *read_span(stored, tensor, span), codebook))
+    return sums
+
+
+def _inspect_source(
+    checkpoint: Checkpoint, ks: tuple[int, ...], sample: bool, progress: Callable[[Progress], None] | None
+) -> InspectReport:
+    chosen = {}
+    for tensor in checkpoint.tensors.values():
+        # The smallest K quantizes most: what would not shrink at a larger one is judged by its size there.
+        chosen[tensor.name] = Selection(min(ks, default=K_MIN)).verdict(tensor.name, tensor.shape, tensor.dtype)
+    meter = ProgressMeter(progress, sum(t.nbytes for t in checkpoint.tensors.values() if chosen[t.name].quantize))
+    sums: dict[int, list[ErrorSums]] = {k: [] for k in ks}
+    rows = []
+    with TileReader(checkpoint) as reader:
+        for tensor in checkpoint.tensors.values():
+            row = kept_row(tensor.name, chosen[tensor.name].reason, tensor.shape, tensor.dtype, tensor.nbytes)
+            row["would"] = None
+            if chosen[tensor.name].quantize:
+                row["verdict"] = "quantized"
+                row["would"] = _try(TileCodec(reader), tensor, ks, sample, sums)
+                if row["would"] is None:
+                    row["verdict"], row["reason"] = "kept", "values are not finite"
+                meter.add(tensor.nbytes, tensor.name)
+            rows.append(row)
+    return InspectReport(_source_totals(checkpoint, rows, ks, sums), rows, False, list(checkpoint.notes))
+
+
+def _try(
+    codec: TileCodec, tensor: SourceTensor, ks: tuple[int, ...], sample: bool, sums: dict[int, list[ErrorSums]]
+) -> dict[int, dict[str, Any]] | None:
+    """What each K gives for one tensor; the error sums of each K are added to ``sums``."""
+    tiles = list(sampled(codec.reader, tensor)) if sample else None
+    amax, finite = _largest(codec, tensor, tiles)
+    if not finite:
+        return None
+    would: dict[int, dict[str, Any]] = {}
+    mine = {k: ErrorSums() for k in ks}
+    levels = {k: torch.from_numpy(codebooks.optimal(k).copy()) for k in ks}
+    for span, w in tiles if tiles is not None else _tiles(codec.reader, tensor):
+        for k in ks:
+            codec.quantize_values(span, w, levels[k], amax, "mse", mine[k])
+    for k in ks:
+        size = quantized_nbytes(tensor.name, tensor.shape, k) + codebook_nbytes(k)
+        would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}
+        sums[k].append(_scaled_up(mine[k], tensor, tiles))
+    return would
+
+
+def _tiles(reader: TileReader, tensor: SourceTensor) -> Iterator[tuple[Span, torch.Tensor]]:
+    for span in reader.spans(tensor):
+        yield span, reader.read(tensor, span)
+
+
+def _largest(
+    codec: TileCodec, tensor: SourceTensor, tiles: list[tuple[Span, torch.Tensor]] | None
+) -> tuple[float, bool]:
+    """The largest magnitude of a tensor (or of its sample), and whether all of it is finite."""
+    if tiles is None:
+        scan = codec.scan(tensor)
+        return scan.amax, not scan.nonfinite
+    amax, status = ops.scan(tiles[0][1])
+    return float(amax), not int(status[0])
+
+
+def sampled(reader: TileReader, tensor: SourceTensor) -> Iterator[tuple[Span, torch.Tensor]]:
+    """Evenly spaced runs of whole blocks as one matrix ``[blocks, 32]``; the whole tensor if that is not much more."""
+    rows, cols = matrix_shape(tensor.name, tensor.shape)
+    whole = cols // BLOCK
+    if rows * whole <= 4 * SAMPLE_BLOCKS:
+        all_of_it = Span(0, 0, rows, cols, True, True)
+        yield all_of_it, reader.read(tensor, all_of_it).clone()
+        return
+    length = min(SAMPLE_RUN, whole)
+    runs, per_row = SAMPLE_BLOCKS // length, whole // length
+    gathered = []
+    for run in np.arange(runs, dtype=np.int64) * (rows * per_row) // runs:
+        row, within = divmod(int(run), per_row)
+        first = row * cols + within * length * BLOCK
+        span = Span(first, first // BLOCK, length, BLOCK, False, False)
+        gathered.append(reader.read(tensor, span).clone())
+    yield Span(0, 0, runs * length, BLOCK, True, True), torch.cat(gathered)
+
+
+def _scaled_up(sums: ErrorSums, tensor: SourceTensor, tiles: list[tuple[Span, torch.Tensor]] | None) -> ErrorSums:
+    """A sample's sums count for the whole tensor in the totals."""
+    factor = element_count(tensor.shape) / tiles[0][0].numel if tiles else 1.0
+    return ErrorSums(sums.signal * factor, sums.noise * factor, sums.max_abs_err)
+
+
+def _source_totals(
+    checkpoint: Checkpoint, rows: list[dict[str, Any]], ks: tuple[int, ...], sums: dict[int, list[ErrorSums]]
+) -> dict[str, Any]:
+    chosen = [r for r in rows if r["would"]]
+    weights = sum(element_count(r["shape"]) for r in chosen)
+    untouched = checkpoint.nbytes - sum(r["bytes"] for r in chosen)
+    would = {}
+    for k in ks:
+        stored = sum(quantized_nbytes(r["name"], r["shape"], k) for r in chosen)
+        would[k] = {
+            "bytes": untouched + sum(r["would"][k]["bytes"] for r in chosen),
+            "bits_per_weight": 8 * stored / weights if weights else 0.0,
+            "sqnr_db": sqnr_db(sum(s.signal for s in sums[k]), sum(s.noise for s in sums[k])),
+        }
+    parameters = sum(element_count(r["shape"]) for r in rows)
+    return {
+        "tensors": len(rows), "quantized": len(chosen), "kept": len(rows) - len(chosen), "parameters": parameters,
+        "quantized_parameters": weights, "coverage": weights / parameters if parameters else 0.0,
+        "bytes": checkpoint.nbytes, "would": would,
+    }  # fmt: skip

@@ -1,0 +1,198 @@
+"""Writing outputs: files of known size filled in place, in a hidden folder beside the final name, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from kbitq.errors import CheckpointError, NoSpaceError, OutputExistsError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+STAGING_SUFFIX = ".kbitq-partial"
+_REPLACED_SUFFIX = ".kbitq-replaced"
+_OUTPUT, _LOCK, _JOURNAL = "out", "lock", "journal"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns the system's errors about ``path`` into sentences: NoSpaceError for a full disk, else CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise NoSpaceError(
+                f"no space left to write {path}", hint="free some space and run the same command again"
+            ) from None
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+class FileWriter:
+    """A file of a size known beforehand, its room reserved at once, filled at any offsets in any order."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path = path
+        with writing(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                self._reserve(nbytes)
+            except BaseException:
+                os.close(self._fd)
+                raise
+
+    def __enter__(self) -> FileWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, offset: int, data: torch.Tensor | bytes) -> None:
+        """Write all of ``data`` (contiguous, on the CPU) at byte ``offset``."""
+        flat = data.reshape(-1).view(torch.uint8).numpy() if isinstance(data, torch.Tensor) else data
+        view = memoryview(flat)  # type: ignore[arg-type]
+        with writing(self.path):
+            while view:
+                count = os.pwrite(self._fd, view, offset)
+                view, offset = view[count:], offset + count
+
+    def sync(self) -> None:
+        """Return when everything written is on the disk."""
+        with writing(self.path):
+            os.fsync(self._fd)
+
+    def _reserve(self, nbytes: int) -> None:
+        try:
+            if nbytes:
+                os.posix_fallocate(self._fd, 0, nbytes)
+        except OSError as error:
+            if error.errno not in _CANNOT_RESERVE:
+                raise
+        os.ftruncate(self._fd, nbytes)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in a folder durable."""
+    with writing(path):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class Staging:
+    """The hidden folder beside the final name in which one run at a time builds an output, renamed when all is synced.
+
+    It holds the lock, the journal of an interrupted run, and the output so far.
+    """
+
+    def __init__(self, final: Path) -> None:
+        self.final = final
+        self.folder = final.parent / f".{final.name}{STAGING_SUFFIX}"
+        self.output, self.journal = self.folder / _OUTPUT, self.folder / _JOURNAL
+        self._lock = -1
+
+    def __enter__(self) -> Staging:
+        with writing(self.folder):
+            self.final.parent.mkdir(parents=True, exist_ok=True)
+            while self._lock < 0:
+                self.folder.mkdir(exist_ok=True)
+                self._acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder.exists() and not (self.journal.exists() and self.journal.stat().st_size):
+            self.discard()  # nothing in it to go on from
+        os.close(self._lock)
+        self._lock = -1
+
+    def clear(self) -> None:
+        """Throw away what an earlier run left."""
+        with writing(self.folder):
+            self.journal.unlink(missing_ok=True)
+        self.clear_output()
+
+    def clear_output(self) -> None:
+        """Throw away the output so far."""
+        shutil.rmtree(self.output, ignore_errors=True)
+
+    def check_space(self, nbytes: int) -> None:
+        """Raise NoSpaceError unless the disk can hold ``nbytes`` in all, what is here already included."""
+        with writing(self.folder):
+            self.output.mkdir(exist_ok=True)
+            here = sum(p.stat().st_blocks * 512 for p in self.output.rglob("*") if p.is_file())
+            free = shutil.disk_usage(self.folder).free
+        if free + here < nbytes:
+            raise NoSpaceError(
+                f"{self.final} needs {nbytes - here:,} bytes and its disk has {free:,} free",
+                hint="free some space, or choose another disk with -o",
+            )
+
+    def path(self, name: str) -> Path:
+        """Where the output's file ``name`` is built; its sub-folders are made."""
+        path = self.output / name
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write and sync a whole small file."""
+        with FileWriter(self.path(name), len(data)) as writer:
+            writer.write(0, data)
+            writer.sync()
+
+    def publish_file(self, name: str) -> None:
+        """Give the one file built its final name."""
+        with writing(self.final):
+            (self.output / name).replace(self.final)
+        sync_folder(self.final.parent)
+        self.discard()
+
+    def publish_folder(self, *, replace: bool) -> None:
+        """Give the folder its final name. With ``replace`` an earlier output there is removed after, never before."""
+        for root, _, _ in os.walk(self.output):
+            sync_folder(Path(root))
+        replaced = self.final.parent / f".{self.final.name}{_REPLACED_SUFFIX}"
+        with writing(self.final):
+            shutil.rmtree(replaced, ignore_errors=True)
+            if replace and self.final.is_dir():
+                self.final.rename(replaced)
+            try:
+                self.output.rename(self.final)  # onto nothing, or onto an empty folder
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+                raise OutputExistsError(f"{self.final} appeared while the output was being made") from None
+        sync_folder(self.final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the folder and what is in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _acquire(self) -> None:
+        """Take the lock, unless another run has it; leaves it untaken if that run's folder just went away."""
+        path = self.folder / _LOCK
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(lock).st_ino:
+                self._lock = lock
+                return
+        except BlockingIOError:
+            os.close(lock)
+            raise CheckpointError(
+                f"{self.final} is being written by another run", hint="wait for it to end, or choose another output"
+            ) from None
+        os.close(lock)

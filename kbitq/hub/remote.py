@@ -1,0 +1,127 @@
+"""A repository of the Hub as the source of a checkpoint: copied into the Hub's cache, or read by byte ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import HfApi, hf_hub_url, snapshot_download
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+from kbitq.checkpoint.carry import OTHER_WEIGHTS_SUFFIXES, PICKLE_SUFFIXES
+from kbitq.checkpoint.storage import ByteFile, Fingerprint
+from kbitq.errors import CheckpointError
+from kbitq.hub.problems import explained
+from kbitq.hub.repo import Repo
+
+IGNORED_SUFFIXES = tuple(sorted(PICKLE_SUFFIXES | OTHER_WEIGHTS_SUFFIXES))
+"""Files that are neither downloaded nor seen in a stream: pickles, and the same weights in other tools' formats."""
+
+REQUEST_BYTES = 16 << 20
+"""Bytes asked for at a time: a cut connection costs at most this much again."""
+
+_RETRIES, _LONGEST_WAIT_SECONDS, _TIMEOUT_SECONDS = 6, 30.0, 60.0
+
+
+class HubFile:
+    """A file of a repository, read by HTTP ranges; each request is tried again, waiting longer every time."""
+
+    def __init__(self, repo: Repo, name: str, commit: str, size: int, token: str) -> None:
+        self.where = f"{repo}/{name}"
+        self.size = size
+        self._url = hf_hub_url(repo.id, name, revision=commit)
+        self._token = token
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            count = min(REQUEST_BYTES, len(buffer) - done)
+            data = self._range(offset + done, count)
+            buffer[done : done + len(data)] = data
+            done += len(data)
+
+    def _range(self, start: int, count: int) -> bytes:
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + count - 1}", "Accept-Encoding": "identity"}
+        with explained(self.where):
+            response = http_backoff(
+                "GET",
+                self._url,
+                headers=headers,
+                timeout=_TIMEOUT_SECONDS,
+                max_retries=_RETRIES,
+                max_wait_time=_LONGEST_WAIT_SECONDS,
+                follow_redirects=True,
+            )
+            hf_raise_for_status(response)
+        data = response.content
+        whole = response.status_code == 200 and len(data) == self.size
+        if whole:  # a server that ignores ranges; what it sent is still right
+            data = data[start : start + count]
+        if not data or len(data) > count or (response.status_code != 206 and not whole):
+            raise CheckpointError(
+                f"{self.where}: the server answered a request for {count} bytes with {len(data)}",
+                hint="run it again without --stream",
+            )
+        return data
+
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(self.size, self._token)
+
+    def close(self) -> None:
+        """Nothing is held open between requests."""
+
+
+class HubStorage:
+    """The files of one commit of a repository that :func:`download` would copy, as a Storage; none of them is kept.
+
+    Raises HubError if the repository or revision cannot be read.
+    """
+
+    single = None
+
+    def __init__(self, repo: Repo) -> None:
+        self.repo, self.where, self.name = repo, str(repo), repo.id.rpartition("/")[2]
+        with explained(str(repo)):
+            info = HfApi().model_info(repo.id, revision=repo.revision, files_metadata=True)
+        if info.sha is None:
+            raise CheckpointError(f"{repo}: the Hub does not say which commit this is")
+        self.commit: str = info.sha
+        self._files: dict[str, tuple[int, str]] = {}
+        for file in info.siblings or []:
+            if file.rfilename.endswith(IGNORED_SUFFIXES):
+                continue
+            digest = file.lfs.sha256 if file.lfs else file.blob_id
+            self._files[_confined(repo, file.rfilename)] = (file.size or 0, digest or self.commit)
+
+    def names(self) -> list[str]:
+        return sorted(self._files)
+
+    def skipped(self) -> list[str]:
+        return []
+
+    def open(self, name: str) -> ByteFile:
+        if name not in self._files:
+            raise CheckpointError(f"{self.where}/{name} is missing")
+        size, token = self._files[name]
+        return HubFile(self.repo, name, self.commit, size, token)
+
+
+def _confined(repo: Repo, name: str) -> str:
+    """A file name of a repository. Raises CheckpointError for one that would leave the folder it is written to."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise CheckpointError(f"{repo}: the name {name!r} leaves the folder", hint="do not trust this repository")
+    return name
+
+
+def download(repo: Repo) -> Path:
+    """Copy a repository's safetensors and small files into the Hub's cache; what is there already is not fetched again.
+
+    Returns:
+        The folder of the snapshot.
+
+    Raises:
+        HubError: it cannot be read, or it is offline and not in the cache.
+    """
+    ignored = [f"*{suffix}" for suffix in IGNORED_SUFFIXES]
+    with explained(str(repo)):
+        return Path(snapshot_download(repo.id, revision=repo.revision, ignore_patterns=ignored))

@@ -1,0 +1,1 @@
+"""Other libraries' plug-in points. Importing this package imports none of them."""

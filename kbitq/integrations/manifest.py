@@ -1,0 +1,99 @@
+"""What the files of a quantized model hold, from their headers: which weights are packed, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from kbitq import format as fmt
+from kbitq.errors import FormatError
+from kbitq.nn.packed import WeightInfo
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass
+class Manifest:
+    """The tensors of a checkpoint, by the names in its files.
+
+    Attributes:
+        packed: of every quantized tensor, what is known of its source.
+        plain: names of all other tensors, the guard included.
+        kept: why tensors were kept, as recorded.
+        shards: file name of every stored tensor.
+        guard: name of the guard tensor.
+    """
+
+    packed: dict[str, fmt.TensorMeta] = field(default_factory=dict)
+    plain: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, str] = field(default_factory=dict)
+    guard: str | None = None
+
+
+def read_manifest(files: Sequence[str], config: Mapping[str, Any]) -> Manifest:
+    """Read the headers of safetensors files.
+
+    Args:
+        files: paths of all weight files.
+        config: the ``quantization_config``, for what the metadata lacks.
+
+    Raises:
+        FormatError: a packed tensor is incomplete or its parts do not fit each other; the message names it.
+    """
+    manifest, shapes = Manifest(), {}
+    described: dict[str, fmt.TensorMeta] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            meta = (file.metadata() or {}).get(fmt.METADATA_KEY)
+            if meta is not None:
+                shard = fmt.parse_shard_meta(meta, path)
+                described.update(shard.tensors)
+                manifest.kept.update(shard.kept)
+            for name in file.keys():  # noqa: SIM118  (not a dict)
+                shapes[name] = tuple(file.get_slice(name).get_shape())
+                manifest.shards[name] = Path(path).name
+    names = {n.removesuffix(fmt.PACKED_SUFFIX) for n in shapes if n.endswith(fmt.PACKED_SUFFIX)} | set(described)
+    for name in sorted(names):
+        manifest.packed[name] = _described(name, shapes, described.get(name), config)
+    parts = {part for name in names for part in fmt.companion_names(name)}
+    manifest.plain = [name for name in shapes if name not in parts]
+    manifest.guard = next((n for n in manifest.plain if n in names and shapes[n] == fmt.GUARD_SHAPE), None)
+    return manifest
+
+
+def _described(
+    name: str, shapes: Mapping[str, tuple[int, ...]], meta: fmt.TensorMeta | None, config: Mapping[str, Any]
+) -> fmt.TensorMeta:
+    packed, absmax, codebook = fmt.companion_names(name)
+    for part in (packed, absmax, codebook):
+        if part not in shapes:
+            raise FormatError(f"tensor {name}: its part {part} is missing", hint="download or quantize the model again")
+    k = fmt.k_of_codebook(name, shapes[codebook])
+    if meta is None:
+        shape = config.get("shapes", {}).get(name) or fmt.shape_of_packed(name, k, shapes[packed])
+        dtype = config.get("dtypes", {}).get(name, config.get("dtype", "F32"))
+        meta = fmt.TensorMeta(k, tuple(shape), dtype, "unknown", "unknown")
+    expected = (fmt.packed_shape(name, meta.shape, k), fmt.absmax_shape(name, meta.shape))
+    if meta.k != k or (shapes[packed], shapes[absmax]) != expected:
+        raise FormatError(f"tensor {name}: its parts do not fit each other or its recorded shape and K")
+    return meta
+
+
+def info_of(meta: fmt.TensorMeta) -> WeightInfo:
+    """What a layer remembers of a file's description."""
+    dtype = DTYPES.get(meta.dtype, torch.float32)
+    return WeightInfo(dtype, meta.scale, meta.codebook, meta.sqnr_db, meta.max_abs_err, meta.importance)
+
+
+def meta_of(info: WeightInfo, k: int, shape: Sequence[int]) -> fmt.TensorMeta:
+    """The description that a file gets of a layer's weight."""
+    return fmt.TensorMeta(
+        k, tuple(shape), STORED[info.dtype], info.scale, info.codebook, info.sqnr_db, info.max_abs_err, info.importance
+    )

@@ -1,0 +1,202 @@
+"""Fused mixture-of-experts weights, kept packed under the code that a model already has for its experts.
+
+An experts module holds stacks ``[E, a, b]`` (``gate_up_proj``, ``down_proj``), and its own forward indexes them by
+expert. :func:`pack_experts` replaces a stack by ``gate_up_proj_packed`` and its companions and leaves the forward as it
+is: there ``self.gate_up_proj`` becomes an :class:`ExpertStack`, whose items multiply by one expert's packed matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kbitq import format as fmt
+from kbitq import gpu_linear, ops
+from kbitq.gpu_linear import Tiles
+from kbitq.linear_op import autocast, linear
+from kbitq.nn.packed import PackedModule, WeightInfo, frozen, packed_parameters
+from kbitq.quantized import QuantizedTensor
+
+
+class _Decoded:
+    """Stands for a dense tensor: any torch function on it works on the decoded values, except those done better."""
+
+    _is_hf_initialized = True  # transformers' initialisers leave such a "tensor" alone
+
+    def dense(self) -> Tensor:
+        """The decoded values; each of the two kinds below has its own."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        decoded = [a.dense() if isinstance(a, _Decoded) else a for a in args]
+        named = {n: a.dense() if isinstance(a, _Decoded) else a for n, a in (kwargs or {}).items()}
+        return func(*decoded, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dense(), name)
+
+
+class ExpertMatrix(_Decoded):
+    """One expert's matrix ``[a, b]``; ``torch.nn.functional.linear(x, matrix)`` multiplies by the packed weight."""
+
+    def __init__(
+        self, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype, tiles: Tiles | None
+    ) -> None:
+        self.packed, self.absmax, self.codebook, self.tiles = packed, absmax, codebook, tiles
+        self.shape, self.dtype, self.device = torch.Size((packed.shape[0], cols)), dtype, packed.device
+
+    def dense(self) -> Tensor:
+        parts = self.codebook.reshape(-1, self.codebook.shape[-1])
+        chunks = zip(self.packed.chunk(len(parts)), self.absmax.chunk(len(parts)), parts, strict=True)
+        return torch.cat([ops.dequantize(p, a, c, self.shape[1], self.dtype) for p, a, c in chunks])
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.linear and isinstance(args[1], cls):
+            return cls._linear(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @staticmethod
+    def _linear(x: Tensor, weight: ExpertMatrix, bias: Tensor | None = None) -> Tensor:
+        if not x.is_cuda:
+            return linear(x, weight.packed, weight.absmax, weight.codebook, bias)
+        x = autocast(x)
+        if weight.tiles is None or (torch.is_grad_enabled() and x.requires_grad):
+            # Not `linear`: it would make tiles for this one matrix, which is a new view each time.
+            return nn.functional.linear(x, weight.dense().to(x.dtype), bias)
+        return gpu_linear.linear(x, weight.tiles, bias)
+
+
+class ExpertStack(_Decoded):
+    """A packed stack ``[E, a, b]``. Indexed by one expert it gives an :class:`ExpertMatrix`; otherwise it is decoded.
+
+    Args:
+        packed: int32 ``[E, a, nblk * K]``.
+        absmax: uint8 ``[E, a, nblk]``.
+        codebook: float32 ``[2^K]``, or ``[E, parts, 2^K]``: one for each of ``parts`` equal groups of an expert's rows.
+        cols: b.
+        dtype: that a dense stack in its place would have.
+    """
+
+    def __init__(self, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> None:
+        self.packed, self.absmax, self.codebook = packed, absmax, codebook
+        self.shape = torch.Size((*packed.shape[:2], cols))
+        self.dtype, self.device = dtype, packed.device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool:
+            index = int(index)
+        if not isinstance(index, int):
+            return self.dense()[index]
+        codebook = self.codebook if self.codebook.dim() == 1 else self.codebook[index]
+        tiles = gpu_linear.expert_tiles(self.packed, self.absmax, self.codebook, self.shape[2], index)
+        return ExpertMatrix(self.packed[index], self.absmax[index], codebook, self.shape[2], self.dtype, tiles)
+
+    def dense(self) -> Tensor:
+        return torch.stack([self[i].dense() for i in range(len(self))])
+
+
+class KbitExperts(PackedModule):
+    """Mixed into a model's own experts class by :func:`pack_experts`; not made directly."""
+
+    _dense_class: type[nn.Module]
+    _stacks: dict[str, int]  # name of a stack -> its columns
+    info: dict[str, WeightInfo]
+
+    def stack(self, name: str) -> ExpertStack:
+        """The packed stack ``name``."""
+        packed, absmax, codebook = (self.get_parameter(part) for part in fmt.companion_names(name))
+        return ExpertStack(packed, absmax, codebook, self._stacks[name], self.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_stacks", ()):
+            return self.stack(name)
+        return super().__getattr__(name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own loop over experts: of its variants, the one that takes one matrix at a time."""
+        dense = self._dense_class.forward
+        return getattr(dense, "__wrapped__", dense)(self, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, (self._dense_class,), self.__dict__
+
+    def unpack(self, dtype: torch.dtype | None = None) -> None:
+        """Become the dense module again, with decoded stacks."""
+        for name in self.packed_names():
+            dense = self.stack(name).dense().to(dtype or self.dtype)
+            for part in fmt.companion_names(name):
+                delattr(self, part)
+            del self._stacks[name]
+            self.register_parameter(name, nn.Parameter(dense))
+        self.__class__ = self._dense_class  # type: ignore[assignment]
+
+    def extra_repr(self) -> str:
+        stacks = {name: self.stack(name) for name in self._stacks}
+        ks = sorted({stack.codebook.shape[-1].bit_length() - 1 for stack in stacks.values()})
+        return ", ".join([*(f"{n}={list(s.shape)}" for n, s in stacks.items()), f"k={'/'.join(map(str, ks))}"])
+
+
+_packed_classes: dict[type, type[KbitExperts]] = {}
+
+
+def _packed_class(dense: type[nn.Module]) -> type[KbitExperts]:
+    if dense not in _packed_classes:
+        members = {"_dense_class": dense, "__module__": __name__}
+        _packed_classes[dense] = type(f"Kbit{dense.__name__}", (KbitExperts, dense), members)
+    return _packed_classes[dense]
+
+
+def _blank(dense: type[nn.Module]) -> KbitExperts:
+    made = _packed_class(dense)
+    return made.__new__(made)
+
+
+def pack_experts(module: nn.Module, stacks: Mapping[str, tuple[int, int]]) -> KbitExperts:
+    """Replace dense stacks of an experts module, in place, by uninitialised packed ones.
+
+    Args:
+        module: holds a parameter ``[E, a, b]`` for every name in ``stacks``.
+        stacks: by name, K and the number of codebooks an expert has (0: one codebook for the whole stack).
+    """
+    dense = {name: module.get_parameter(name) for name in stacks}
+    made = cast(KbitExperts, module)
+    if not isinstance(module, KbitExperts):
+        module.__class__ = _packed_class(type(module))
+        made._stacks, made.info = {}, {}
+        made.dtype = next(iter(dense.values())).dtype
+    for name, (k, parts) in stacks.items():
+        shape, dtype = tuple(dense[name].shape), dense[name].dtype
+        delattr(made, name)
+        parameters = packed_parameters(name, shape, k, dense[name].device)
+        if parts:
+            levels = torch.empty((shape[0], parts, 1 << k), dtype=torch.float32, device=dense[name].device)
+            parameters[name + fmt.CODEBOOK_SUFFIX] = frozen(levels)
+        for part, parameter in parameters.items():
+            made.register_parameter(part, parameter)
+        made._stacks[name] = shape[2]
+        made.info[name] = WeightInfo(dtype=dtype)
+    return made
+
+
+def quantize_experts(module: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> KbitExperts:
+    """:func:`pack_experts` with the values of quantized stacks (one codebook a stack)."""
+    made = pack_experts(module, {name: (q.k, 0) for name, q in quantized.items()})
+    for name, q in quantized.items():
+        for part, tensor in zip(fmt.companion_names(name), (q.packed, q.absmax, q.codebook), strict=True):
+            setattr(made, part, frozen(tensor))
+        made.info[name] = WeightInfo.of(q)
+    return made

@@ -1,0 +1,82 @@
+"""A linear layer that multiplies by its packed weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kbitq.linear_op import linear
+from kbitq.nn.packed import PackedMatrix
+from kbitq.quantized import QuantizedTensor, quantize
+
+
+class KbitLinear(PackedMatrix):
+    """``torch.nn.Linear`` with a weight of k + 0.25 bits an element.
+
+    Parameters (without gradient, named as in a quantized file): ``weight_packed`` int32 ``[out, nblk * k]``,
+    ``weight_absmax`` uint8 ``[out, nblk]``, ``weight_codebook`` float32 ``[2^k]``, or ``[G, 2^k]``: a codebook for each
+    of G equal groups of rows (fused projections). ``bias`` is an ordinary parameter.
+
+    Args:
+        in_features: of any size; the last block of a row may be short.
+        out_features: rows of the weight.
+        k: bits of an index, 2 to 8.
+        bias: whether there is one.
+        device: of the parameters, which are not initialised: load them, or use :meth:`from_linear`.
+        dtype: of the bias and of :meth:`dequantize`; the default dtype if None.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        k: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(out_features, in_features, k, device=device, dtype=dtype)
+        self.in_features, self.out_features = in_features, out_features
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=self.dtype))
+        else:
+            self.register_parameter("bias", None)
+
+    @classmethod
+    def from_linear(cls, module: nn.Linear, k: int, **options: Any) -> KbitLinear:
+        """Quantize a linear layer. ``options`` go to :func:`kbitq.quantize`; the bias is shared, not copied."""
+        return cls.from_quantized(quantize(module.weight, k, **options), module.bias, dtype=module.weight.dtype)
+
+    @classmethod
+    def from_quantized(
+        cls, q: QuantizedTensor, bias: nn.Parameter | None = None, dtype: torch.dtype | None = None
+    ) -> KbitLinear:
+        """A layer around a quantized ``[out, in]`` matrix, sharing its memory."""
+        rows, cols = q.shape
+        made = cls(cols, rows, q.k, bias=False, device="meta", dtype=dtype or q.dtype)
+        made.set_quantized(q)
+        made.bias = bias
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.shape[-1] != self.in_features:  # the packed words cannot tell 63 columns from 64
+            raise ValueError(f"input: has {input.shape[-1]} features, needs {self.in_features}")
+        return linear(input, self.weight_packed, self.weight_absmax, self.weight_codebook, self.bias)
+
+    def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
+        """An ordinary layer with the decoded weight."""
+        weight = self.dequantize(dtype)
+        made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta", dtype=weight.dtype)
+        made.weight = nn.Parameter(weight)
+        bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(weight.dtype))
+        made.register_parameter("bias", bias)
+        return made.train(self.training)
+
+    def extra_repr(self) -> str:
+        books = "" if self.weight_codebook.dim() == 1 else f", codebooks={self.weight_codebook.shape[0]}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, k={self.k}"
+        return f"{sizes}{books}, bias={self.bias is not None}"

@@ -1,0 +1,1 @@
+"""What a quantization is worth, at a glance: groups, histograms, differences, and a page of HTML."""
