@@ -1,0 +1,102 @@
+"""Every error as a sentence, the step that helps, and an exit code."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, NamedTuple
+
+from kbitq.cli.console import console
+from kbitq.errors import KbitqError
+
+_AGAIN = "nothing is under the final name yet; run again, the same quantize goes on from where it was"
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
+
+_BY_ERRNO = {
+    errno.ENOSPC: (
+        "no space left on the device",
+        "free some space, then run the same command again, or choose another place with -o",
+    ),
+    errno.EFBIG: ("the file would be larger than the file system or ulimit -f allows", "choose another place with -o"),
+    errno.EDQUOT: (
+        "the disk quota is used up",
+        "free some space, then run the same command again, or choose another place with -o",
+    ),
+    errno.EACCES: ("permission denied", "check who owns it, or choose another place with -o"),
+    errno.EPERM: ("permission denied", "check who owns it, or choose another place with -o"),
+    errno.EROFS: ("the file system is read-only", "choose another place with -o"),
+    errno.ENOENT: ("no such file or folder", "check the spelling of the path"),
+    errno.ENOTDIR: ("a part of the path is not a folder", "check the spelling of the path"),
+    errno.EMFILE: ("too many open files", "raise the limit: ulimit -n 4096"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one with -o"),
+    errno.EIO: ("the disk reported a read or write error", "check the disk (dmesg), then run the same command again"),
+}
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception: like Ctrl-C it must run everything that cleans up."""
+
+
+def stop(signal_number: int, frame: object) -> None:
+    """Signal handler."""
+    raise Terminated
+
+
+class Explanation(NamedTuple):
+    """What a reader gets to see of an error."""
+
+    sentence: str
+    hint: str | None
+    exit_code: int
+
+
+def explain(error: BaseException) -> Explanation:
+    """The sentence, the hint and the exit code for any exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return Explanation("interrupted", _AGAIN, INTERRUPTED)
+    if isinstance(error, Terminated):
+        return Explanation("interrupted by SIGTERM", _AGAIN, TERMINATED)
+    if is_usage_error(error):
+        return _usage(error)
+    if isinstance(error, KbitqError):
+        return Explanation(str(error), error.hint, FAILED)
+    if isinstance(error, OSError):
+        return _os_error(error)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Explanation("out of memory", "free some memory, or use --device cpu if the GPU ran out", FAILED)
+    if isinstance(error, ModuleNotFoundError):
+        ours = (error.name or "").split(".")[0] == "kbitq"  # an editable install does not see files newer than itself
+        again = "pip install -e . again (or make test)" if ours else f"pip install {error.name}"
+        return Explanation(f"the Python package {error.name!r} is missing", again, FAILED)
+    return Explanation(
+        f"internal error: {type(error).__name__}: {error}",
+        "this is a bug in kbitq; run again with --debug for the traceback and report it",
+        FAILED,
+    )
+
+
+def report(error: BaseException) -> int:
+    """Tell the error on stderr and return the exit code."""
+    if console.debug and not is_usage_error(error):
+        console.traceback(error)
+    sentence, hint, exit_code = explain(error)
+    if sentence:
+        console.error(sentence, hint)
+    return exit_code
+
+
+def is_usage_error(error: BaseException) -> bool:
+    """Whether Typer raised it, told by what it has: the class has a public name in some versions of Typer only."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _usage(error: Any) -> Explanation:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "kbitq"
+    sentence = error.format_message().replace("Value error, ", "")  # the validator's label says nothing to a reader
+    return Explanation(sentence, f"{command} --help shows every option", error.exit_code)
+
+
+def _os_error(error: OSError) -> Explanation:
+    what, hint = _BY_ERRNO.get(error.errno or 0, (error.strerror or str(error), None))
+    path = error.filename2 or error.filename
+    return Explanation(f"{path}: {what}" if path else what, hint, FAILED)
