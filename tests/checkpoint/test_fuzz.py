@@ -1,0 +1,222 @@
+"""Fuzzing: whatever a header, an index, a config or a journal says, the answer is a result or a sentence.
+
+``KBITQ_FUZZ_EXAMPLES=20000 pytest tests/checkpoint/test_fuzz.py`` goes on for longer.
+"""
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kbitq
+from build import bytes_of, gaussian, read_header, write_folder
+from kbitq.checkpoint import QuantizeOptions, journal, plan_quantize, run, verify
+from kbitq.checkpoint.header import parse_header
+from kbitq.checkpoint.stored import open_quantized
+from kbitq.errors import KbitqError
+from kbitq.format import parse_quantization_config, parse_shard_meta
+
+many = settings(
+    max_examples=int(os.environ.get("KBITQ_FUZZ_EXAMPLES", "60")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+words = st.sampled_from(
+    ["dtype", "shape", "data_offsets", "__metadata__", "kbitq", "format_version", "tensors", "weight_map", "k", "F32",
+     "I32", "a.weight", "a.weight_packed", "quant_method", "../x", "model.safetensors", "F8_E4M3", "shapes", "dtypes"]
+)  # fmt: skip
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.just(10**400)
+    | st.floats()
+    | st.text(max_size=8)
+    | words
+)
+keys = words | st.text(max_size=4)
+
+
+def grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
+
+
+values = st.recursive(scalars, grown, max_leaves=12)
+
+
+def mutated(data: st.DataObject, value: Any) -> Any:
+    """A JSON value with one place in it changed, added or taken away."""
+    if isinstance(value, dict) and value and data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(value)))
+        rest = {k: v for k, v in value.items() if k != key}
+        what = data.draw(st.sampled_from(["deeper", "deeper", "gone", "renamed"]))
+        if what == "gone":
+            return rest
+        if what == "renamed":
+            return {**rest, data.draw(words): value[key]}
+        return {**value, key: mutated(data, value[key])}
+    if isinstance(value, list) and value and data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(value) - 1))
+        return [*value[:place], mutated(data, value[place]), *value[place + 1 :]]
+    if isinstance(value, int) and data.draw(st.booleans()):
+        return value + data.draw(st.sampled_from([-1, 1, 8, 2**31, 2**63, -(2**63)]))
+    return data.draw(values)
+
+
+def shaken(data: st.DataObject, raw: bytes) -> bytes:
+    """Bytes with a few of them changed, or cut short."""
+    out = bytearray(raw)
+    for _ in range(data.draw(st.integers(1, 3))):
+        if out:
+            out[data.draw(st.integers(0, len(out) - 1))] = data.draw(st.integers(0, 255))
+    return bytes(out[: data.draw(st.integers(0, len(out)))]) if data.draw(st.booleans()) else bytes(out)
+
+
+def answered(call: Callable[[], object]) -> None:
+    """Any other exception than ours is a finding."""
+    try:
+        call()
+    except KbitqError as error:
+        assert str(error).isprintable() or "\n" not in str(error)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a small quantized folder of two shards."""
+    place = tmp_path_factory.mktemp("fuzz")
+    tensors = {"a.weight": gaussian(64, 72), "b.experts.w": gaussian(2, 48, 64), "norm.weight": torch.ones(8)}
+    source = write_folder(place / "m", tensors)
+    run(plan_quantize(source, place / "q", QuantizeOptions(k=3, max_shard_size=2_500)))
+    return bytes_of(place / "q")
+
+
+def laid_out(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@many
+@given(text=st.binary(max_size=200) | values.map(lambda v: json.dumps(v).encode()), size=st.integers(0, 10**6))
+def test_headers_of_anything(text: bytes, size: int) -> None:
+    answered(lambda: parse_header(text, size, "file"))
+
+
+@many
+@given(text=st.text(max_size=100) | values.map(json.dumps))
+def test_metadata_of_anything(text: str) -> None:
+    answered(lambda: parse_shard_meta(text, "file"))
+
+
+@many
+@given(value=values)
+def test_quantization_config_of_anything(value: Any) -> None:
+    answered(lambda: parse_quantization_config(value, "file"))
+    if isinstance(value, dict):
+        answered(lambda: parse_quantization_config({"quant_method": "kbitq", "format_version": 1, **value}, "file"))
+
+
+def everything(folder: Path) -> None:
+    """All that reads a checkpoint."""
+    for call in (
+        lambda: kbitq.load_file(folder),
+        lambda: verify(folder),
+        lambda: open_quantized(folder),
+        lambda: plan_quantize(folder, folder.parent / "out", QuantizeOptions(k=2)),
+    ):
+        answered(call)
+
+
+@many
+@given(data=st.data())
+def test_headers_nearly_right(quantized: dict[str, bytes], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = laid_out(Path(place) / "q", quantized)
+        path = folder / data.draw(st.sampled_from(sorted(n for n in quantized if n.endswith(".safetensors"))))
+        text, header, body = read_header(path)
+        if data.draw(st.booleans()):
+            meta = header["__metadata__"]
+            meta["kbitq"] = json.dumps(mutated(data, json.loads(meta["kbitq"])))
+        else:
+            header = mutated(data, header)
+        text = json.dumps(header).encode() if data.draw(st.integers(0, 3)) else shaken(data, text)
+        path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+        everything(folder)
+
+
+@many
+@given(data=st.data())
+def test_json_files_nearly_right(quantized: dict[str, bytes], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = laid_out(Path(place) / "q", quantized)
+        path = folder / data.draw(st.sampled_from(["config.json", "model.safetensors.index.json", "SHA256SUMS"]))
+        raw = path.read_bytes()
+        if path.suffix == ".json" and data.draw(st.integers(0, 3)):
+            path.write_text(json.dumps(mutated(data, json.loads(raw))))
+        else:
+            path.write_bytes(shaken(data, raw))
+        everything(folder)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, bytes]]:
+    """A source, what an interrupted run left beside the output's name, and the output of a run in one go."""
+    place = tmp_path_factory.mktemp("journal")
+    source = write_folder(place / "m", {"a.weight": gaussian(700, 200), "b.weight": gaussian(700, 100, seed=1)})
+    patch = pytest.MonkeyPatch()
+    patch.setattr(journal, "SYNC_SECONDS", 0.0)
+    calls = 0
+
+    def stop(progress: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 14:
+            raise KeyboardInterrupt
+
+    options = QuantizeOptions(k=3, max_memory=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan_quantize(source, place / "out", options), stop)
+    patch.undo()
+    left = place / "left"
+    (place / ".out.kbitq-partial").rename(left)
+    run(plan_quantize(source, place / "whole", options))
+    return source, left, bytes_of(place / "whole")
+
+
+@many
+@given(data=st.data())
+def test_journals_nearly_right(begun: tuple[Path, Path, dict[str, bytes]], data: st.DataObject) -> None:
+    """Damage is noticed by the checksums: the run ends with the right bytes, however little it can go on from."""
+    source, left, whole = begun
+    with tempfile.TemporaryDirectory() as place:
+        partial = laid_out(Path(place) / ".out.kbitq-partial", bytes_of(left))
+        raw = (partial / "journal").read_bytes()
+        assert len(raw.splitlines()) > 5
+        (partial / "journal").write_bytes(shaken(data, raw) if data.draw(st.booleans()) else data.draw(st.binary()))
+        run(plan_quantize(source, Path(place) / "out", QuantizeOptions(k=3, max_memory=1)))
+        assert bytes_of(Path(place) / "out") == whole
+
+
+@many
+@given(data=st.data())
+def test_journals_forged(begun: tuple[Path, Path, dict[str, bytes]], data: st.DataObject) -> None:
+    """A record with a right checksum and a wrong content gives an output or a sentence, never anything else."""
+    source, left, _ = begun
+    with tempfile.TemporaryDirectory() as place:
+        partial = laid_out(Path(place) / ".out.kbitq-partial", bytes_of(left))
+        lines = (partial / "journal").read_bytes().splitlines()
+        which = data.draw(st.integers(0, len(lines) - 1))
+        record = mutated(data, json.loads(lines[which][9:]))
+        lines[which] = journal._line(record).rstrip(b"\n")
+        (partial / "journal").write_bytes(b"".join(line + b"\n" for line in lines))
+        answered(lambda: run(plan_quantize(source, Path(place) / "out", QuantizeOptions(k=3, max_memory=1))))

@@ -1,0 +1,87 @@
+"""``kbitq env``, also where something is missing."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from program import Kbitq, Result
+
+import kbitq as library
+from kbitq import _C
+from kbitq.cli import env
+
+WITHOUT_CORE = "import sys; sys.modules['kbitq._C'] = None; from kbitq.cli.main import run; sys.exit(run())"
+
+
+def run_without_core(*arguments: object) -> Result:
+    command = [sys.executable, "-c", WITHOUT_CORE, *(str(argument) for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_it_tells_what_is_there(kbitq: Kbitq) -> None:
+    code, out, err = kbitq("env")
+    assert (code, err) == (0, "")
+    said = {line[:16].rstrip(): line[16:] for line in out.splitlines()}
+    assert said["kbitq"] == library.__version__
+    assert said["torch"] == metadata.version("torch")
+    assert said["SIMD level"].startswith(_C.simd())
+    assert said["CUDA in kbitq"].startswith("yes: " if _C.has_cuda else "no: ")
+    assert len(said["CUDA in kbitq"]) > len("yes: ")
+
+
+def test_json(kbitq: Kbitq) -> None:
+    facts = json.loads(kbitq("env", "--json").out)
+    assert facts["core"]["loaded"] is True
+    assert facts["core"]["simd_available"] == list(_C.simd_levels())
+    assert facts["core"]["cuda"] is _C.has_cuda
+    assert set(facts["packages"]) >= {"torch", "safetensors", "numpy"}
+
+
+def test_without_the_core_it_still_answers(tiny: Path) -> None:
+    code, out, err = run_without_core("env")
+    assert (code, err) == (0, "")
+    assert "missing: " in out
+    assert "pip install" in out
+    code, out, err = run_without_core("quantize", tiny, "--k", 3)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: kbitq's compiled core")
+    assert "pip install" in err
+    assert len(err.splitlines()) == 2
+
+
+def test_gpus_as_the_driver_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kbitq: Kbitq) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '570.1, NVIDIA H200, 143771 MiB, 9.0'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert env.gather()["nvidia"] == {
+        "driver": "570.1",
+        "gpus": [{"name": "NVIDIA H200", "memory": "143771 MiB", "compute_capability": "9.0"}],
+        "reason": None,
+    }
+    assert "NVIDIA H200, 143771 MiB, sm_90" in kbitq("env").out
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert "nvidia-smi failed" in env.gather()["nvidia"]["reason"]
+    tool.write_text("#!/bin/sh\ntrue\n")
+    assert env.gather()["nvidia"]["reason"] == "no GPU found"
+
+
+@pytest.mark.parametrize("command", [("env",), ("quantize", "{tiny}", "--k", "3")])
+def test_an_instruction_set_that_is_not_there(command: tuple[str, ...], tiny: Path) -> None:
+    words = [word.format(tiny=tiny) for word in command]
+    program = "import sys; from kbitq.cli.main import run; sys.exit(run())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | {"KBITQ_SIMD": "sse9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert "KBITQ_SIMD = 'sse9'" in said and "scalar" in said
+    assert "internal error" not in said

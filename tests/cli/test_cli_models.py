@@ -1,0 +1,157 @@
+"""``kbitq eval`` and ``kbitq generate`` on a tiny language model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from program import Kbitq
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A tokenizer of single characters."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    characters = ["<eos>", "<unk>", *map(chr, range(32, 127))]
+    model = models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    from tokenizers import Regex, pre_tokenizers
+
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4, vocab_size=97,
+        max_position_embeddings=128, initializer_range=0.2, eos_token_id=0, bos_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("language-model")
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def packed(language_model: Path, kbitq: Kbitq, tmp_path: Path) -> Path:
+    assert kbitq("quantize", language_model, "--k", 3, "-o", tmp_path / "k3", "--quiet").code == 0
+    return tmp_path / "k3"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    return path
+
+
+def test_eval_of_a_text(packed: Path, text: Path, language_model: Path, kbitq: Kbitq) -> None:
+    result = kbitq("eval", packed, "--text", text, "--window", 64, "--against", language_model, "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["windows"] == 900 // 64
+    assert found["tokens"] == 64 * found["windows"]
+    assert found["perplexity"] > 1
+    assert 0 < found["divergence"]["median"] <= found["divergence"]["p99"]
+    assert 0 < found["divergence"]["same_top1"] <= 1
+    same = json.loads(kbitq("eval", packed, "--text", text, "--window", 64, "--against", packed, "--json").out)
+    assert same["divergence"]["mean"] == 0
+    assert same["perplexity"] == pytest.approx(same["divergence"]["reference_perplexity"])
+    assert same["perplexity"] == pytest.approx(found["perplexity"])
+
+
+def test_eval_for_a_reader(packed: Path, text: Path, kbitq: Kbitq) -> None:
+    result = kbitq("eval", packed, "--text", text, "--window", 64, "--windows", 3)
+    assert result.code == 0, result.err
+    assert "perplexity" in result.out
+    assert "3 windows of 64 tokens" in result.out
+    quiet = kbitq("eval", packed, "--text", text, "--window", 64, "--windows", 3, "--quiet")
+    assert float(quiet.out) > 1
+    assert quiet.err == ""
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_eval_of_token_ids(dtype: str, packed: Path, kbitq: Kbitq, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(1, 97, 256).astype(dtype)
+    (tmp_path / "ids").write_bytes(ids.tobytes())
+    found = json.loads(kbitq("eval", packed, "--tokens", tmp_path / "ids", "--window", 64, "--json").out)
+    assert (found["windows"], found["tokens"]) == (4, 256)
+
+
+def test_generate_streams_to_stdout(packed: Path, kbitq: Kbitq) -> None:
+    result = kbitq("generate", packed, "Hello", "--max-tokens", 8)
+    assert result.code == 0, result.err
+    assert result.out.startswith("Hello")
+    assert result.out.endswith("\n")
+    assert "tokens/s" in result.err
+    assert "weights" in result.err
+    assert kbitq("generate", packed, "Hello", "--max-tokens", 8, "--quiet") == (0, result.out, "")
+    found = json.loads(kbitq("generate", packed, "Hello", "--max-tokens", 8, "--json").out)
+    assert "Hello" + found["text"] + "\n" == result.out
+    assert found["tokens"] <= 8
+    assert 0 < found["weight_bytes"] < found["peak_bytes"]
+
+
+def test_seeds_draw_alike(packed: Path, kbitq: Kbitq) -> None:
+    a, b, c = (
+        kbitq("generate", packed, "Hello", "--temperature", 2.0, "--seed", seed, "--quiet").out for seed in (1, 1, 2)
+    )
+    assert a == b != c
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (("eval", "{packed}"), 2, "--text FILE or --tokens FILE"),
+        (("eval", "{packed}", "--text", "{text}", "--tokens", "{text}"), 2, "one of them"),
+        (("eval", "{packed}", "--tokens", "{text}"), 1, "does not hold token ids"),
+        (("eval", "{packed}", "--text", "{text}", "--windows", "9999"), 1, "not enough"),
+        (("eval", "{packed}/model.safetensors", "--text", "{text}"), 1, "config.json"),
+        (("eval", "{nowhere}", "--text", "{text}"), 1, "config.json"),
+        (("generate", "{bare}", "x"), 1, "tokenizer"),
+        (("generate", "{encoder}", "x"), 1, "cannot be loaded as a causal language model"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
+)
+def test_errors_are_sentences(arguments, code, says, packed, text, kbitq, tmp_path) -> None:
+    (tmp_path / "bare").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "bare" / name).write_bytes((packed / name).read_bytes())
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    places = {
+        "packed": packed, "text": text, "nowhere": tmp_path / "nowhere", "bare": tmp_path / "bare",
+        "encoder": tmp_path / "encoder",
+    }  # fmt: skip
+    result = kbitq(*(a.format(**places) for a in arguments))
+    assert result.code == code
+    assert says in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(packed: Path, kbitq: Kbitq) -> None:
+    result = kbitq("generate", packed, "x", "--device", "cuda")
+    assert result.code == 1
+    assert "no CUDA device" in result.err
+
+
+def test_missing_weights_are_told(packed: Path, text: Path, kbitq: Kbitq) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(packed / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    result = kbitq("eval", packed, "--text", text)
+    assert result.code == 1
+    assert "model.norm.weight" in result.err

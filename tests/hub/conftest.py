@@ -1,0 +1,35 @@
+"""A fake Hub, and the real client pointed at it over plain HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# huggingface_hub reads its settings when it is first imported: the endpoint is patched per test below.
+os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    """A running ``FakeHub``; the client in this process speaks to it, with a valid token and an empty cache."""
+    import huggingface_hub
+    from fake_hub import FakeHub
+    from huggingface_hub import constants
+
+    fake = FakeHub()
+    monkeypatch.setattr(constants, "ENDPOINT", fake.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", fake.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", fake.token)
+    monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda _seconds: None)
+    yield fake
+    fake.close()

@@ -1,0 +1,227 @@
+"""Reading from and publishing to a Hub, with the real client against a local server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fake_hub import CUT, FakeHub, HostedRepo
+from safetensors.torch import save
+
+from kbitq.checkpoint import QuantizeOptions, inspect, plan_quantize, run
+from kbitq.errors import CheckpointError
+from kbitq.hub import HubStorage, Repo, download, model_card, parse_repo, push, remote
+
+CARD = "---\nlicense: mit\nlanguage:\n- en\ntags:\n- tiny\n---\n# Tiny\n"
+
+
+def tiny_repo() -> HostedRepo:
+    generator = torch.Generator().manual_seed(5)
+    weights = {f"layers.{i}.mlp.up_proj.weight": torch.randn(96, 160, generator=generator) for i in range(2)}
+    weights["norm.weight"] = torch.ones(160)
+    files = {
+        "model.safetensors": save(weights, metadata={"format": "pt"}),
+        "config.json": json.dumps({"model_type": "llama"}).encode(),
+        "README.md": CARD.encode(),
+        "pytorch_model.bin": b"\x80pickle" * 2000,
+    }
+    return HostedRepo(files)
+
+
+@pytest.fixture
+def tiny(hub: FakeHub) -> Repo:
+    hub.repos["someone/tiny"] = tiny_repo()
+    return Repo("someone/tiny")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Qwen/Qwen3-0.6B", Repo("Qwen/Qwen3-0.6B")),
+        ("a/b@refs/pr/3", Repo("a/b", "refs/pr/3")),
+        ("a/b@v1.0", Repo("a/b", "v1.0")),
+        ("model.safetensors", None),
+        ("folder/model.safetensors", None),
+        ("a/b/c", None),
+        ("../b", None),
+        ("/a/b", None),
+        ("a/", None),
+        ("a/b@", None),
+        ("./a", None),
+    ],
+)
+def test_what_a_repository_looks_like(text: str, expected: Repo | None) -> None:
+    assert parse_repo(text) == expected
+
+
+def test_a_path_that_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parse_repo("org/name") is None
+    assert parse_repo("org/other") == Repo("org/other")
+
+
+def test_streaming_gives_the_bytes_of_a_download(hub: FakeHub, tiny: Repo, tmp_path: Path) -> None:
+    streamed = run(plan_quantize(HubStorage(tiny), tmp_path / "streamed", QuantizeOptions(k=3)))
+    folder = download(tiny)
+    local = run(plan_quantize(folder, tmp_path / "local", QuantizeOptions(k=3)))
+    names = sorted(p.name for p in local.out.iterdir())
+    assert names == sorted(p.name for p in streamed.out.iterdir())
+    for name in names:
+        assert (local.out / name).read_bytes() == (streamed.out / name).read_bytes(), name
+    assert hub.ranges, "no range was asked for"
+    assert not any("pytorch_model.bin" in request for request in hub.requests)
+    assert not (folder / "pytorch_model.bin").exists()
+
+
+def test_default_output_is_named_after_the_repository(tiny: Repo, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plan_quantize(download(tiny), None, QuantizeOptions(k=3)).out.name == "tiny-kbitq-k3"
+    assert plan_quantize(HubStorage(tiny), None, QuantizeOptions(k=3)).out.name == "tiny-kbitq-k3"
+
+
+def test_a_second_download_fetches_nothing(hub: FakeHub, tiny: Repo) -> None:
+    download(tiny)
+    before = [r for r in hub.requests if r.startswith("GET") and "/resolve/" in r]
+    download(tiny)
+    assert [r for r in hub.requests if r.startswith("GET") and "/resolve/" in r] == before
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, CUT])
+def test_passing_faults_are_tried_again(hub: FakeHub, tiny: Repo, tmp_path: Path, status: int) -> None:
+    storage = HubStorage(tiny)
+    hub.fail("model.safetensors", status, times=3)
+    out = run(plan_quantize(storage, tmp_path / "out", QuantizeOptions(k=3))).out
+    hub.repos["someone/tiny"] = tiny_repo()
+    reference = run(plan_quantize(HubStorage(tiny), tmp_path / "reference", QuantizeOptions(k=3))).out
+    assert (out / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(401, "refused"), (403, "refused"), (404, "not found|no such"), (429, "limits requests"), (500, "fault")],
+)
+def test_lasting_faults_are_said(hub: FakeHub, tiny: Repo, tmp_path: Path, status: int, message: str) -> None:
+    storage = HubStorage(tiny)
+    hub.fail("resolve", status, times=100)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        plan_quantize(storage, tmp_path / "out", QuantizeOptions(k=3))
+    assert "someone/tiny" in str(caught.value)
+    assert list(tmp_path.glob("out*")) == []
+
+
+def test_refusals_name_the_repository(hub: FakeHub, tiny: Repo) -> None:
+    with pytest.raises(CheckpointError, match=r"no/such: no such repository"):
+        HubStorage(Repo("no/such"))
+    with pytest.raises(CheckpointError, match=r"someone/tiny@v9: there is no such revision"):
+        HubStorage(Repo("someone/tiny", "v9"))
+    hub.repos["someone/tiny"].gated = True
+    hub.token = "another"
+    with pytest.raises(CheckpointError, match="access is gated"):
+        HubStorage(tiny)
+
+
+def test_an_unreachable_hub_is_said(hub: FakeHub, tiny: Repo) -> None:
+    hub.close()
+    with pytest.raises(CheckpointError, match="could not be reached"):
+        HubStorage(tiny)
+
+
+def test_names_that_leave_the_folder_are_refused(hub: FakeHub, tiny: Repo) -> None:
+    hub.repos["someone/tiny"].files["../evil.json"] = b"{}"
+    with pytest.raises(CheckpointError, match="leaves the folder"):
+        HubStorage(tiny)
+
+
+def test_reads_are_cut_into_requests(hub: FakeHub, tiny: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "REQUEST_BYTES", 1000)
+    file = HubStorage(tiny).open("model.safetensors")
+    buffer = bytearray(file.size - 7)
+    file.read_into(memoryview(buffer), 7)
+    assert bytes(buffer) == hub.repos["someone/tiny"].files["model.safetensors"][7:]
+    assert len(hub.ranges) == -(-len(buffer) // 1000)
+
+
+@pytest.fixture
+def quantized(tiny: Repo, tmp_path: Path) -> Path:
+    return run(plan_quantize(download(tiny), tmp_path / "tiny-kbitq-k3", QuantizeOptions(k=3))).out
+
+
+def card_of(quantized: Path) -> str:
+    report = inspect(quantized)
+    return model_card(
+        {"totals": report.totals, "tensors": report.tensors},
+        title="tiny-kbitq-k3",
+        repo_id="me/tiny",
+        base_model="someone/tiny",
+        base_revision="abc123",
+        command="kbitq quantize someone/tiny@abc123 --k 3",
+        versions={"kbitq": "0.1.0"},
+        source_card=CARD,
+    )
+
+
+def test_the_card_says_what_it_is(quantized: Path) -> None:
+    from huggingface_hub import RepoCard
+
+    card = RepoCard(card_of(quantized))
+    fields = card.data.to_dict()
+    assert fields["base_model"] == "someone/tiny"
+    assert fields["base_model_relation"] == "quantized"
+    assert fields["license"] == "mit"
+    assert {"tiny", "kbitq", "quantized"} <= set(fields["tags"])
+    for part in ("feed-forward", "3.25", "kbitq quantize someone/tiny@abc123 --k 3", "import kbitq", "abc123"):
+        assert part in card.text, part
+
+
+def test_push_uploads_everything_and_the_card_last(hub: FakeHub, quantized: Path) -> None:
+    done = push(quantized, Repo("me/tiny"), card=card_of(quantized), private=True)
+    hosted = hub.repos["me/tiny"]
+    assert hosted.private
+    assert done.url.endswith("me/tiny")
+    for file in quantized.iterdir():
+        if file.name != "README.md":
+            assert hosted.files[file.name] == file.read_bytes(), file.name
+    assert b"base_model: someone/tiny" in hosted.files["README.md"]
+
+
+def test_push_opens_a_pull_request(hub: FakeHub, quantized: Path) -> None:
+    hub.repos["me/tiny"] = HostedRepo({"README.md": b"mine"})
+    done = push(quantized, Repo("me/tiny"), card="new", pull_request=True)
+    assert done.pull_request is not None
+    assert hub.repos["me/tiny"].files == {"README.md": b"mine"}
+    branch = hub.repos["me/tiny"].branches["refs/pr/1"]
+    assert branch["README.md"] == b"new"
+    assert branch["model.safetensors"] == (quantized / "model.safetensors").read_bytes()
+
+
+def test_push_to_a_branch(hub: FakeHub, quantized: Path) -> None:
+    push(quantized, Repo("me/tiny", "k3"), card="new")
+    assert "model.safetensors" not in hub.repos["me/tiny"].files
+    assert "model.safetensors" in hub.repos["me/tiny"].branches["k3"]
+
+
+def test_an_interrupted_push_goes_on(hub: FakeHub, quantized: Path) -> None:
+    hub.fail("/commit/", 500, times=50)
+    with pytest.raises(CheckpointError, match="fault"):
+        push(quantized, Repo("me/tiny"), card="card")
+    sent = len([r for r in hub.requests if "lfs-put" in r])
+    assert sent
+    hub._faults.clear()
+    push(quantized, Repo("me/tiny"), card="card")
+    assert len([r for r in hub.requests if "lfs-put" in r]) == sent, "a file that the Hub has was sent again"
+    assert hub.repos["me/tiny"].files["model.safetensors"] == (quantized / "model.safetensors").read_bytes()
+
+
+def test_push_without_a_token_is_refused(hub: FakeHub, quantized: Path) -> None:
+    hub.token = "another"
+    with pytest.raises(CheckpointError, match=r"refused|no such repository"):
+        push(quantized, Repo("me/tiny"), card="card")
+
+
+def test_what_was_pushed_can_be_read_back(hub: FakeHub, quantized: Path) -> None:
+    push(quantized, Repo("me/tiny"), card="card")
+    report = inspect(download(Repo("me/tiny")))
+    assert report.totals == inspect(quantized).totals
