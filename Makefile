@@ -8,7 +8,7 @@
 #   make quality    SQNR against bits per weight, for docs/quality.md (PYCODE=FOLDER adds a language model)
 #   make examples   run every example on the CPU
 #   make sanitize   the core under ASan and UBSan
-#   make fuzz       hostile headers, indexes, configs, journals for a minute (FUZZ=20000 for an hour or so)
+#   make fuzz       hostile headers, indexes, configs, journals for a minute (FUZZ=20000: longer, and new ones each time)
 #
 # An active virtual environment is used; otherwise one is made in .venv. A torch that is already installed for
 # $(PYTHON) is kept. KBITQ_CUDA=AUTO|ON|OFF chooses whether the CUDA sources are compiled.
@@ -71,7 +71,7 @@ sanitize: $(STAMP)-test
 	PY=$(PY) bash tests/sanitize.sh
 
 fuzz: $(STAMP)-test
-	KBITQ_FUZZ_EXAMPLES=$(FUZZ) $(PY) -m pytest -q tests/checkpoint/test_fuzz.py
+	KBITQ_FUZZ_EXAMPLES=$(FUZZ) KBITQ_RANDOM=$(filter-out file,$(origin FUZZ)) $(PY) -m pytest -q tests/checkpoint/test_fuzz.py
 
 clean:
 	rm -rf build dist demo .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,15 @@
 """Fixtures that every test may use: the devices, and real models where they are at hand."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same cases in every run, so that a change is judged by what it does; KBITQ_RANDOM=1 draws new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("default" if os.environ.get("KBITQ_RANDOM") else "fixed")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -283,7 +283,7 @@ def cases(draw):
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_property_equal_bytes(engine, case):
     w, k, dtype, levels, scale, importance = case

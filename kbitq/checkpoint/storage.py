@@ -89,6 +89,8 @@ class LocalFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         done = 0
+        if not 0 <= offset <= self.size - len(buffer):
+            raise CheckpointError(f"{self.where} ends before byte {offset + len(buffer):,}")
         while done < len(buffer):
             try:
                 count = os.preadv(self._fd, [buffer[done:]], offset + done)

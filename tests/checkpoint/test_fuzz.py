@@ -1,6 +1,6 @@
 """Fuzzing: whatever a header, an index, a config or a journal says, the answer is a result or a sentence.
 
-``KBITQ_FUZZ_EXAMPLES=20000 pytest tests/checkpoint/test_fuzz.py`` goes on for longer.
+``KBITQ_FUZZ_EXAMPLES=20000 KBITQ_RANDOM=1 pytest tests/checkpoint/test_fuzz.py`` goes on for longer, each time elsewhere.
 """
 
 import json
@@ -220,3 +220,20 @@ def test_journals_forged(begun: tuple[Path, Path, dict[str, bytes]], data: st.Da
         lines[which] = journal._line(record).rstrip(b"\n")
         (partial / "journal").write_bytes(b"".join(line + b"\n" for line in lines))
         answered(lambda: run(plan_quantize(source, Path(place) / "out", QuantizeOptions(k=3, max_memory=1))))
+
+
+@pytest.mark.parametrize("kind", ["scanning", "part"])
+@pytest.mark.parametrize("place", [-64, 0, 1, 70, 2**31, 2**63, 2**63 + 200, 2**70])
+def test_journals_that_lead_out_of_a_tensor(
+    begun: tuple[Path, Path, dict[str, bytes]], tmp_path: Path, kind: str, place: int
+) -> None:
+    """A place that a run cannot have been at: the run starts over."""
+    source, left, whole = begun
+    partial = laid_out(tmp_path / ".out.kbitq-partial", bytes_of(left))
+    lines = (partial / "journal").read_bytes().splitlines(keepends=True)
+    records = [json.loads(line[9:]) for line in lines]
+    at = max(i for i, record in enumerate(records) if record["is"] == kind)
+    forged = journal._line({**records[at], "next": place})
+    (partial / "journal").write_bytes(b"".join([*lines[:at], forged]))
+    run(plan_quantize(source, tmp_path / "out", QuantizeOptions(k=3, max_memory=1)))
+    assert bytes_of(tmp_path / "out") == whole
