@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from kbitq import ops
 from kbitq.checkpoint.read import SourceTensor
 from kbitq.checkpoint.spans import Span
-from kbitq.checkpoint.tiles import Piece, TileReader
+from kbitq.checkpoint.tiles import WORTH_A_THREAD, Piece, TileReader
 from kbitq.errors import BuildError
 from kbitq.format import block_count
 from kbitq.quantized import sqnr_db
@@ -110,6 +111,14 @@ class QuantizedSpan:
     errors: torch.Tensor
 
 
+def _now(call: Callable[..., QuantizedSpan], *arguments: object) -> QuantizedSpan:
+    return call(*arguments)
+
+
+def _ready(made: torch.Tensor | Future[QuantizedSpan] | QuantizedSpan) -> torch.Tensor | QuantizedSpan:
+    return made.result() if isinstance(made, Future) else made
+
+
 class TileCodec:
     """Runs the core over the tiles of a reader, on one device."""
 
@@ -142,14 +151,31 @@ class TileCodec:
         self, pieces: Iterable[Piece], request: Callable[[Piece], Request | None]
     ) -> Iterator[tuple[Piece, torch.Tensor | QuantizedSpan]]:
         """Read pieces in order and quantize those that ``request`` answers for. Yields each with its bytes (uint8) or
-        its stored form, good until the next is asked for."""
-        for piece, raw in self.reader.stream(pieces):
-            wanted = request(piece)
-            if wanted is None:
-                yield piece, raw
-            else:
-                assert piece.span is not None
-                yield piece, self.quantize_span(piece.span, self.reader.values(piece.tensor, piece.span, raw), wanted)
+        its stored form, good until the next is asked for.
+
+        Three pieces are in hand at a time, so that the cores are never idle:
+
+            reader    | read 2     | read 3
+            codec     | quantize 1 | quantize 2
+            caller    | write 0    | write 1
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="kbitq-codec") as pool:
+            before: tuple[Piece, torch.Tensor | Future[QuantizedSpan] | QuantizedSpan] | None = None
+            for piece, raw in self.reader.stream(pieces):
+                wanted = request(piece)
+                made: torch.Tensor | Future[QuantizedSpan] | QuantizedSpan = raw
+                if wanted is not None:
+                    in_thread = piece.count >= WORTH_A_THREAD
+                    made = (pool.submit if in_thread else _now)(self._quantize_piece, piece, raw, wanted)
+                if before is not None:
+                    yield before[0], _ready(before[1])
+                before = piece, made
+            if before is not None:
+                yield before[0], _ready(before[1])
+
+    def _quantize_piece(self, piece: Piece, raw: torch.Tensor, wanted: Request) -> QuantizedSpan:
+        assert piece.span is not None
+        return self.quantize_span(piece.span, self.reader.values(piece.tensor, piece.span, raw), wanted)
 
     def quantize_values(
         self,

@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kbitq.checkpoint.codec import ErrorSums, TileCodec, resolve_devices
 from kbitq.checkpoint.device_pipeline import DevicePipeline
 from kbitq.checkpoint.finish import finish_folder
-from kbitq.checkpoint.journal import Journal, check_key
+from kbitq.checkpoint.journal import Journal
 from kbitq.checkpoint.memory import tile_bytes
 from kbitq.checkpoint.plan import Plan
+from kbitq.checkpoint.resuming import check_key, makes_sense
 from kbitq.checkpoint.tiles import TileReader
 from kbitq.checkpoint.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.work import Progress, ProgressMeter, WritePass, scan_pass
@@ -61,8 +64,10 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
     devices = resolve_devices(plan.options.device)
     with Staging(plan.out) as staging, closing(_open_journal(plan, staging)) as journal:
         try:
-            with TileReader(plan.checkpoint, tile_bytes(plan.options.max_memory)) as reader:
-                codec = TileCodec(reader) if devices == ("cpu",) else DevicePipeline(reader, devices)
+            on_cpu = devices == ("cpu",)
+            tile = tile_bytes(plan.options.max_memory, torch.get_num_threads() if on_cpu else None)
+            with journal.settled(), TileReader(plan.checkpoint, tile) as reader:
+                codec = TileCodec(reader) if on_cpu else DevicePipeline(reader, devices)
                 plan, sums, gain = _passes(plan, codec, staging, journal, progress)
             report = replace(_report(plan, sums, time.monotonic() - started), fit_gain_db=gain)
             if plan.to_folder:
@@ -106,7 +111,7 @@ def _open_journal(plan: Plan, staging: Staging) -> Journal:
     try:
         if not plan.options.force:
             check_key(journal, key, staging.folder)
-        if journal.done.key != key:
+        if journal.done.key != key or not makes_sense(journal.done, plan):
             journal.close()
             staging.clear()
             journal = Journal(staging.journal)

@@ -2,6 +2,11 @@
 
 Append-only, a line a record, each with a checksum. Data first: a record is written only after the data it speaks of has
 been synced, and counts only once the journal itself has been. A line that was cut short ends the journal.
+
+Syncing waits for the disk, so it has a thread of its own, and the run goes on meanwhile:
+
+    run      write tiles 0..7 | begin_commit | write tiles 8..15        | begin_commit waits for the one before
+    thread                    | sync data, write records 0..7, sync them |
 """
 
 from __future__ import annotations
@@ -10,14 +15,15 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kbitq.checkpoint.codec import ErrorSums, Scan
 from kbitq.checkpoint.write import writing
-from kbitq.errors import CheckpointError
 
 SYNC_BYTES = 64 << 20  # at most this much, or
 SYNC_SECONDS = 1.0  # what this long made, is lost when the power goes
@@ -55,9 +61,11 @@ class Journal:
                 raise
         self._pending: list[bytes] = []
         self._unsynced, self._last_sync = 0, time.monotonic()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kbitq-journal")
+        self._under_way: Future[None] | None = None
 
     def add(self, kind: str, **values: Any) -> None:
-        """Note a record; it is written by the next ``commit``."""
+        """Note a record; it is written by the next commit."""
         record = {"is": kind, **values}
         self._pending.append(_line(record))
         apply(self.done, record)
@@ -69,20 +77,52 @@ class Journal:
 
     def commit(self, sync_data: Callable[[], None] | None = None) -> None:
         """Make the data durable with ``sync_data``, and then the records about it."""
+        self.begin_commit(sync_data)
+        self.settle()
+
+    def begin_commit(self, sync_data: Callable[[], None] | None = None) -> None:
+        """The same while the caller goes on. What ``sync_data`` needs must stay until ``settle``.
+
+        Waits for the commit before it, so no more than two stretches of work are ever at stake. Raises what that raised.
+        """
+        self.settle()
         if self._pending:
-            if sync_data is not None:
-                sync_data()
-            view, work = memoryview(b"".join(self._pending)), bool(self.done.scans or self.done.scanning)
-            with writing(self.path):
-                while view:
-                    view = view[os.write(self._fd, view) :]
-                os.fsync(self._fd)
+            lines = b"".join(self._pending)
             self._pending.clear()
-            self.holds_work = self.holds_work or work
+            worth = bool(self.done.scans or self.done.scanning)
+            self._under_way = self._pool.submit(self._make_durable, lines, sync_data, worth)
         self._unsynced, self._last_sync = 0, time.monotonic()
 
+    def settle(self) -> None:
+        """Return when the commit under way is durable; raise what it raised."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """No commit is under way any more when the block is left, by an error too."""
+        try:
+            yield
+        except BaseException:
+            if self._under_way is not None:
+                wait([self._under_way])
+            raise
+        self.settle()
+
     def close(self) -> None:
+        self._pool.shutdown()
         os.close(self._fd)
+
+    def _make_durable(self, lines: bytes, sync_data: Callable[[], None] | None, worth: bool) -> None:
+        if sync_data is not None:
+            sync_data()
+        view = memoryview(lines)
+        with writing(self.path):
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+        self.holds_work = self.holds_work or worth
 
     def _replay(self) -> int:
         """Apply the journal's lines up to the first that is not whole; returns their length in bytes."""
@@ -100,28 +140,6 @@ class Journal:
                     break
                 valid += len(line)
         return valid
-
-
-def check_key(journal: Journal, key: Mapping[str, Any], folder: Path) -> None:
-    """Raise CheckpointError where a journal belongs to a run with another source or other options."""
-    old = journal.done.key
-    if old is None or old == key:
-        return
-    what = next((_difference(name, old.get(name), key.get(name)) for name in key if old.get(name) != key.get(name)), "")
-    raise CheckpointError(
-        f"{folder} is the unfinished output of another run: {what or 'it was made by another version'}",
-        hint="repeat that run to finish it, or use --force to start over",
-    )
-
-
-def _difference(name: str, old: Any, new: Any) -> str:
-    """Says what differs: an option with both values, a file of the source by name."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [k for k in {**old, **new} if old.get(k) != new.get(k)]
-        if name == "source":
-            return f"{keys[0]} of the source has changed since"
-        return f"{keys[0]} was {old.get(keys[0])!r} and is now {new.get(keys[0])!r}"
-    return f"{name} was {old!r} and is now {new!r}"
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 DEFAULT_TILE_BYTES = 16 << 20
 MIN_TILE_BYTES = 64 << 10
+TILE_BYTES_PER_THREAD = 2 << 20  # on the CPU: what was read is still in the caches when it is quantized and measured
 
-# Peak use over tile bytes: two read-ahead buffers, the values decoded (float32 of float64, or FP8 with its scales at
-# four times the size), the packed words, the scale bytes, and row statistics (24 bytes a row, of rows of 32 and more).
-TILES_IN_USE = 12
+# Peak use over tile bytes: three buffers read into, the values decoded (float32 of float64, or FP8 with its scales at
+# four times the size), and twice the packed words, scale bytes and row statistics (24 bytes a row, of rows of 32 and more).
+TILES_IN_USE = 15
 FIT_BYTES = 96 << 20  # of the 65,536 blocks that a codebook is fitted to, and the sums over them in float64
 BYTES_PER_TENSOR = 8192  # plan, layout, metadata and ledger of one tensor
 
 
-def tile_bytes(max_memory: int | None) -> int:
-    """Bytes of a tile for a bound on what a run uses beyond the interpreter with torch; None: the default tile."""
-    if max_memory is None:
-        return DEFAULT_TILE_BYTES
-    return max(MIN_TILE_BYTES, min(DEFAULT_TILE_BYTES, max_memory // TILES_IN_USE))
+def tile_bytes(max_memory: int | None, threads: int | None = None) -> int:
+    """Bytes of a tile for a bound on what a run uses beyond the interpreter with torch; None: the default tile.
+
+    ``threads``: how many the CPU computes with; None where a GPU does, which wants large tiles.
+    """
+    best = DEFAULT_TILE_BYTES if threads is None else min(DEFAULT_TILE_BYTES, TILE_BYTES_PER_THREAD * threads)
+    return best if max_memory is None else max(MIN_TILE_BYTES, min(best, max_memory // TILES_IN_USE))
 
 
 def peak_memory(max_memory: int | None, tensors: int, fitting: bool = False) -> int:

@@ -23,7 +23,7 @@ from kbitq.errors import SourceChangedError
 from kbitq.format import matrix_shape, stored_dtype
 
 MAX_OPEN_FILES = 16
-_WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is read before a thread would have begun
+WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -58,6 +58,7 @@ class TileReader:
         self._files: OrderedDict[str, ByteFile] = OrderedDict()
         self._users: Counter[str] = Counter()
         self._lock = Lock()  # of the files and their users: threads that read ahead open and close them too
+        self._decoding = Lock()  # of the scales at hand
         self._scale: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def __enter__(self) -> TileReader:
@@ -90,13 +91,16 @@ class TileReader:
             yield Piece(tensor, at, min(self.tile_bytes, tensor.nbytes - at), None)
 
     def stream(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, torch.Tensor]]:
-        """Read pieces in order, the next one in a thread while the caller works on this one. Yields uint8 data."""
+        """Read pieces in order, the next one in a thread while the caller works on this one.
+
+        Yields uint8 data, each good until the next but one is asked for.
+        """
         with ThreadPoolExecutor(1, thread_name_prefix="kbitq-read") as pool:
             ready: tuple[Piece, Future[torch.Tensor] | torch.Tensor] | None = None
             for turn, piece in enumerate(pieces):
-                # Two buffers in turn: the caller is done with the one before last.
-                request = (piece.tensor, piece.start, piece.count, f"ahead {turn % 2}")
-                if piece.count < _WORTH_A_THREAD:
+                # Three buffers in turn: one is being read, the caller may work on two.
+                request = (piece.tensor, piece.start, piece.count, f"ahead {turn % 3}")
+                if piece.count < WORTH_A_THREAD:
                     coming: Future[torch.Tensor] | torch.Tensor = self.read_bytes(*request)
                 else:
                     coming = pool.submit(self.read_bytes, *request)
@@ -146,10 +150,11 @@ class TileReader:
 
     def _scales(self, scale: SourceTensor) -> torch.Tensor:
         """The scales of an FP8 tensor, float32; those of the last tensor are kept."""
-        if self._scale[0] != scale.name:
-            raw = self.read_bytes(scale, 0, scale.nbytes, "scales")
-            self._scale = scale.name, fp8.scales(scale, raw)
-        return self._scale[1]
+        with self._decoding:
+            if self._scale[0] != scale.name:
+                raw = self.read_bytes(scale, 0, scale.nbytes, "scales")
+                self._scale = scale.name, fp8.scales(scale, raw)
+            return self._scale[1]
 
     @contextmanager
     def _in_use(self, name: str) -> Iterator[ByteFile]:

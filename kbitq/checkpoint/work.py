@@ -72,7 +72,7 @@ def scan_pass(plan: Plan, codec: TileCodec, journal: Journal, meter: ProgressMet
         else:
             journal.add("scan", tensor=piece.tensor.name, found=scan_record(scan))
         if journal.due(0):
-            journal.commit()
+            journal.begin_commit()
     found = journal.done.scans
     keep = {t.name: f"{found[t.name].nonfinite} values are not finite" for t in selected if found[t.name].nonfinite}
     plan = plan.with_kept(keep)
@@ -142,9 +142,10 @@ class WritePass:
     def _fill(self, shard: Shard, pool: Executor) -> None:
         assert shard.meta is not None
         members = sorted(shard.meta.tensors.keys() | shard.meta.kept.keys(), key=self._place.__getitem__)
-        if shard.name not in self.journal.done.files:
+        done = self.journal.done
+        if shard.name not in done.files or any(name not in done.tensors for name in members):
             path = self.staging.path(shard.name)
-            with FileWriter(path, shard.nbytes) as writer:
+            with FileWriter(path, shard.nbytes) as writer, self.journal.settled():
                 self._fill_tensors(shard, members, writer)
                 self._note_errors(shard)
                 writer.write(0, shard.header())
@@ -185,7 +186,7 @@ class WritePass:
             self.meter.add(piece.count, name)
             self._note(piece, sums if isinstance(made, QuantizedSpan) else None)
             if self.journal.due(written):
-                self.journal.commit(writer.sync)
+                self.journal.begin_commit(writer.sync)
         for name in members:
             if name not in self.journal.done.tensors:  # no bytes at all: nothing was streamed
                 self.journal.add("tensor", tensor=name, sums=None)

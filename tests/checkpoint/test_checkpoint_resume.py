@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import RLock
 
 import pytest
 import torch
@@ -124,30 +125,35 @@ class PowerCut:
     """Writes that were not synced when the power goes are lost, each of them or only some, in any order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int, seed: int) -> None:
-        self.left, self.random = after, random.Random(seed)
+        self.left, self.random, self.lock = after, random.Random(seed), RLock()  # the journal syncs in a thread
         self.undo: dict[Path, list[tuple[int, bytes]]] = {}
         self.sizes: dict[Path, int] = {}
         write, sync, append = FileWriter.write, FileWriter.sync, journal.os.write
 
         def writing(file: FileWriter, offset: int, data: torch.Tensor | bytes) -> None:
-            self._tick()
-            raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(data, torch.Tensor) else data
-            before = os.pread(file._fd, len(raw), offset)
-            self.undo.setdefault(file.path, []).append((offset, before))
-            write(file, offset, data)
+            with self.lock:
+                self._tick()
+                raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(data, torch.Tensor) else data
+                before = os.pread(file._fd, len(raw), offset)
+                self.undo.setdefault(file.path, []).append((offset, before))
+                write(file, offset, data)
 
         def syncing(file: FileWriter) -> None:
-            self._tick()
+            with self.lock:
+                self._tick()
+                before = len(self.undo.get(file.path, ()))
             sync(file)
-            self.undo.pop(file.path, None)
+            with self.lock:  # what was written while it was at work may not be on the disk
+                self.undo[file.path] = self.undo.get(file.path, [])[before:]
 
         def appending(fd: int, data: bytes) -> int:
-            path = Path(f"/proc/self/fd/{fd}").readlink()
-            self.sizes.setdefault(path, os.fstat(fd).st_size)
-            count = append(fd, data)
-            self._tick()  # between the write and its fsync
-            self.sizes.pop(path)
-            return count
+            with self.lock:
+                path = Path(f"/proc/self/fd/{fd}").readlink()
+                self.sizes.setdefault(path, os.fstat(fd).st_size)
+                count = append(fd, data)
+                self._tick()  # between the write and its fsync
+                self.sizes.pop(path)
+                return count
 
         monkeypatch.setattr(FileWriter, "write", writing)
         monkeypatch.setattr(FileWriter, "sync", syncing)
