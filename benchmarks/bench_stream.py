@@ -1,7 +1,7 @@
 """The CPU pipeline (bounded memory, journal, synced to the disk) beside load, quantize and save in memory, in pairs.
 
-One process, after all imports, source in the page cache; the plain way's output is also timed with one fsync at its end,
-which makes it as durable. Prints Markdown.
+One process, after all imports, source in the page cache; the plain way is also timed with one fsync at its end, which
+makes its output as durable. Prints Markdown.
 """
 
 import argparse
@@ -67,9 +67,9 @@ def main() -> None:
             for name, call in ways.items():
                 taken[name].append(seconds(call, out))
         print(
-            f"{values / 1e6:.0f} M values, K={options.k}, {torch.get_num_threads()} threads, kbitq {kbitq.__version__}\n"
+            f"{values / 1e6:.0f} M values, K={options.k}, {torch.get_num_threads()} threads; kbitq {kbitq.__version__}"
         )
-        print("| way | s, least | median | most | M values/s | median ratio to the first, in pairs |")
+        print("\n| way | s, least | median | most | M values/s | median ratio to the first, in pairs |")
         print("|---|---|---|---|---|---|")
         first = taken["load, quantize, save"]
         for name, times in taken.items():

@@ -83,7 +83,7 @@ class Journal:
     def begin_commit(self, sync_data: Callable[[], None] | None = None) -> None:
         """The same while the caller goes on. What ``sync_data`` needs must stay until ``settle``.
 
-        Waits for the commit before it, so no more than two stretches of work are ever at stake. Raises what that raised.
+        Waits for the commit before it, so that two stretches of work at most are at stake. Raises what that raised.
         """
         self.settle()
         if self._pending:

@@ -7,7 +7,7 @@ MIN_TILE_BYTES = 64 << 10
 TILE_BYTES_PER_THREAD = 2 << 20  # on the CPU: what was read is still in the caches when it is quantized and measured
 
 # Peak use over tile bytes: three buffers read into, the values decoded (float32 of float64, or FP8 with its scales at
-# four times the size), and twice the packed words, scale bytes and row statistics (24 bytes a row, of rows of 32 and more).
+# four times the size), and twice the packed words, scale bytes and row statistics (24 bytes a row of 32 and more).
 TILES_IN_USE = 15
 FIT_BYTES = 96 << 20  # of the 65,536 blocks that a codebook is fitted to, and the sums over them in float64
 BYTES_PER_TENSOR = 8192  # plan, layout, metadata and ledger of one tensor

@@ -1,6 +1,6 @@
 """Fuzzing: whatever a header, an index, a config or a journal says, the answer is a result or a sentence.
 
-``KBITQ_FUZZ_EXAMPLES=20000 KBITQ_RANDOM=1 pytest tests/checkpoint/test_fuzz.py`` goes on for longer, each time elsewhere.
+``KBITQ_FUZZ_EXAMPLES=20000 KBITQ_RANDOM=1 pytest tests/checkpoint/test_fuzz.py``: for longer, each time elsewhere.
 """
 
 import json
