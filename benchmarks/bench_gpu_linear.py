@@ -1,6 +1,6 @@
-"""The fused linear on this GPU, beside bf16 cuBLAS, int4 of torch, NF4 of bitsandbytes; tokens/s of a Llama-3-8B shape.
+"""The fused linear on this GPU, beside bf16 cuBLAS, int4 of torch, NF4 of bitsandbytes; experts; a Llama-3-8B shape.
 
-    python benchmarks/bench_gpu_linear.py [--quick] [--no-model]
+    python benchmarks/bench_gpu_linear.py [--quick] [--only linear,experts,model] [--model-batches 1,8,32]
 
 Every call is captured once for each of several copies of the weight, together larger than the L2, and the graph is
 replayed, back to back: what is timed is the kernels. Each kbitq weight is checked against the dequantized one before
@@ -16,7 +16,7 @@ import torch
 from kbitq import codebooks, gpu_linear, ops
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192))
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 KS = (2, 3, 4, 5)
 ROUNDS = 5
 BYTES_OF_COPIES = 256 << 20
@@ -143,6 +143,33 @@ def table(shapes: tuple[tuple[int, int], ...], batches: tuple[int, ...]) -> None
             print(f"| {m} | " + " | ".join(cells) + " |", flush=True)
 
 
+# --- experts ---------------------------------------------------------------------------------------
+
+EXPERTS, EXPERT_ROWS, EXPERT_COLS, TOP_K = 128, 1536, 2048, 8
+
+
+def experts() -> None:
+    """gate_up_proj of Qwen3-30B-A3B's experts: tokens go to 8 of 128, drawn evenly; bf16 is torch's grouped product."""
+    shape = f"{EXPERTS} x [{EXPERT_ROWS}, {EXPERT_COLS}]"
+    print(f"\nExperts {shape}, {TOP_K} for each token\n| tokens | bf16 | " + " | ".join(f"K={k}" for k in KS) + " |")
+    print("|" + "---|" * (len(KS) + 2))
+    dense = torch.randn(EXPERTS, EXPERT_ROWS, EXPERT_COLS, device="cuda", dtype=torch.bfloat16)
+    packed = [gpu_linear.tile(*random_triple(EXPERTS * EXPERT_ROWS, EXPERT_COLS, k, EXPERTS), EXPERT_COLS) for k in KS]
+    for tokens in (1, 8, 64, 512):
+        chosen = torch.rand(tokens, EXPERTS, device="cuda").topk(TOP_K, dim=-1).indices.flatten().sort().values
+        offsets = torch.searchsorted(chosen, torch.arange(EXPERTS + 1, device="cuda"), out_int32=True)
+        x = torch.randn(tokens * TOP_K, EXPERT_COLS, device="cuda", dtype=torch.bfloat16)
+        ways: list[Callable[[], object]] = [
+            lambda x=x, o=offsets: torch._grouped_mm(x, dense.transpose(1, 2), offs=o[1:]),
+            *(lambda x=x, o=offsets, w=w: gpu_linear.grouped_linear(x, w, o) for w in packed),
+        ]
+        times = [microseconds([way]) for way in ways]
+        print(
+            f"| {tokens} | {times[0]:.1f} | " + " | ".join(f"{t:.1f} ({times[0] / t:.2f}x)" for t in times[1:]) + " |",
+            flush=True,
+        )
+
+
 # --- a model ---------------------------------------------------------------------------------------
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCABULARY, POSITIONS = 4096, 14336, 32, 32, 8, 128, 128256, 256
@@ -211,14 +238,14 @@ def tokens_per_second(batch: int, k: int | None, head_k: int | None) -> float:
     return batch * 1000 / statistics.median(replay_times(graph_of([step])))
 
 
-def model() -> None:
+def model(batches: tuple[int, ...]) -> None:
     print(
         "\nLlama-3-8B shape, random weights, 256 positions, tokens/s\n| batch | bf16 | "
         + " | ".join(f"K={k}" for k in KS)
         + " | K=3, lm_head too |\n|"
         + "---|" * (len(KS) + 3)
     )
-    for batch in (1, 8, 32):
+    for batch in batches:
         dense_rate = tokens_per_second(batch, None, None)
         rates = [tokens_per_second(batch, k, h) for k, h in (*((k, None) for k in KS), (3, 3))]
         cells = (f"{rate:.0f} ({rate / dense_rate:.2f}x)" for rate in rates)
@@ -228,12 +255,17 @@ def model() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one shape, four batches")
-    parser.add_argument("--no-model", action="store_true", help="leave out the model")
+    parser.add_argument("--only", default="linear,experts,model", help="which parts, of linear,experts,model")
+    parser.add_argument("--model-batches", default="1,8,32")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    table(SHAPES[1:2] if options.quick else SHAPES, (1, 8, 16, 64) if options.quick else BATCHES)
-    if not options.no_model:
-        model()
+    parts = options.only.split(",")
+    if "linear" in parts:
+        table(SHAPES[1:2] if options.quick else SHAPES, (1, 8, 16, 64) if options.quick else BATCHES)
+    if "experts" in parts:
+        experts()
+    if "model" in parts:
+        model(tuple(map(int, options.model_batches.split(","))))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Planes, as a file holds them, are repacked to tiles once; :meth:`Tiles.planes` gives them back bit for bit. How a
 product is computed depends on the rows of x: up to 8 by a kernel that streams the weights past them, up to
-:data:`FUSED_ROWS` by one on tensor cores in slices of 64, and beyond that the weights are decoded into a bounded buffer
-and multiplied by the library. All of it is deterministic, sums in float32, and may be captured in a graph.
+:func:`fused_rows` by ones on tensor cores in slices of 64 (256 on Hopper), and beyond that the weights are decoded into
+a bounded buffer and multiplied by the library. All of it is deterministic, sums in float32, and may be captured in a
+graph.
 
 The workspace is one for each device and stream; all graphs of a device share one, so two graphs with fused linears in
 them must not be replayed at the same time.
@@ -25,11 +26,12 @@ from kbitq import format as fmt
 from kbitq import ops
 from kbitq._core import core
 
-FUSED_ROWS = 128
-"""Rows of x up to which the fused kernels beat decoding and the library's matmul (NVIDIA H200, docs/benchmarks.md)."""
+FUSED_ROWS, FUSED_ROWS_WIDE = 128, 1024
+"""Rows of x up to which the fused kernels beat decoding and the library's matmul: without the kernel for wide x, which
+takes sm_90a, and with it (NVIDIA H200, docs/benchmarks.md)."""
 
 _PANEL_BYTES = 1 << 28  # of the decoded weights at a time
-_DTYPES = (torch.bfloat16, torch.float16)
+_DTYPES = GROUPED_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,9 @@ class Tiles:
 # --- repacking -------------------------------------------------------------------------------------
 
 
-def _k_of(tiles: Tensor) -> int:
-    return (tiles.shape[2] - core.tile_shape(1, 1, 2)[2]) // 128 + 2
+_BITS_OF_WORDS = {core.tile_shape(1, 1, k)[2]: k for k in range(fmt.K_MIN, core.tile_max_bits + 1)}  # of a record
 
 
-@torch.library.custom_op("kbitq::tile", mutates_args=(), device_types=("cpu", "cuda"))
 def _tile(packed: Tensor, absmax: Tensor, cols: int) -> Tensor:
     k = packed.shape[1] // fmt.block_count(cols)
     tiles = packed.new_empty(core.tile_shape(packed.shape[0], cols, k))
@@ -85,24 +85,26 @@ def _tile(packed: Tensor, absmax: Tensor, cols: int) -> Tensor:
     return tiles
 
 
-@_tile.register_fake
-def _(packed: Tensor, absmax: Tensor, cols: int) -> Tensor:
+def _fake_tile(packed: Tensor, absmax: Tensor, cols: int) -> Tensor:
     return packed.new_empty(core.tile_shape(packed.shape[0], cols, packed.shape[1] // fmt.block_count(cols)))
 
 
-@torch.library.custom_op("kbitq::untile", mutates_args=(), device_types=("cpu", "cuda"))
 def _untile(tiles: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
     blocks = fmt.block_count(cols)
-    packed = tiles.new_empty((rows, blocks * _k_of(tiles)))
+    packed = tiles.new_empty((rows, blocks * _BITS_OF_WORDS[tiles.shape[2]]))
     absmax = tiles.new_empty((rows, blocks), dtype=torch.uint8)
     core.repack(packed, absmax, tiles, cols, True, torch.get_num_threads(), ops._stream(tiles))
     return packed, absmax
 
 
-@_untile.register_fake
-def _(tiles: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
+def _fake_untile(tiles: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
     blocks = fmt.block_count(cols)
-    return tiles.new_empty((rows, blocks * _k_of(tiles))), tiles.new_empty((rows, blocks), dtype=torch.uint8)
+    packed = tiles.new_empty((rows, blocks * _BITS_OF_WORDS[tiles.shape[2]]))
+    return packed, tiles.new_empty((rows, blocks), dtype=torch.uint8)
+
+
+ops.register("tile(Tensor packed, Tensor absmax, SymInt cols) -> Tensor", _tile, _fake_tile)
+ops.register("untile(Tensor tiles, SymInt rows, SymInt cols) -> (Tensor, Tensor)", _untile, _fake_untile)
 
 
 @cache
@@ -125,13 +127,15 @@ def tile(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tiles:
     Args:
         packed: int32 ``[rows, nblk * K]``; ``[E, a, nblk * K]`` for a stack, seen as ``E * a`` rows.
         absmax: uint8 ``[rows, nblk]``, or ``[E, a, nblk]``.
-        codebook: float32 ``[2^K]``, or ``[G, 2^K]`` with any leading dimensions for G.
+        codebook: float32 ``[2^K]``, or ``[G, 2^K]`` with any leading dimensions for G. Of a stack with one, every
+            matrix gets a copy.
         cols: elements in a row.
 
     Raises:
         ValueError: an argument's type, shape or device does not fit, or K is above 5.
     """
-    books = codebook.detach().reshape(-1, codebook.shape[-1]).clone()
+    books = codebook.detach().reshape(-1, codebook.shape[-1])
+    books = books.repeat(packed.shape[0] if packed.dim() == 3 and books.shape[0] == 1 else 1, 1)
     if packed.is_cuda:
         _workspace(packed.device, capturing=True)  # made here, because it cannot be made while a graph is captured
     words, scales = packed.detach().flatten(0, -2).contiguous(), absmax.detach().flatten(0, -2).contiguous()
@@ -201,7 +205,6 @@ def _by_panels(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, 
                 torch.addmm(bias[begin:end], x, weights.t(), out=columns)
 
 
-@torch.library.custom_op("kbitq::linear_tiles", mutates_args=(), device_types=("cuda",))
 def _linear_tiles(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     out = x.new_empty((flat.shape[0], rows))
@@ -209,15 +212,37 @@ def _linear_tiles(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | Non
     return out.view(*x.shape[:-1], rows)
 
 
-@_linear_tiles.register_fake
-def _(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+def _fake_linear_tiles(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
+
+
+ops.register(
+    "linear_tiles(Tensor x, Tensor tiles, Tensor codebook, Tensor? bias, SymInt rows) -> Tensor",
+    _linear_tiles,
+    _fake_linear_tiles,
+    ("CUDA",),
+)
+
+
+@cache
+def _staging_bytes(m: int, rows: int, cols: int, device: int) -> int:
+    return core.matmul_staging_bytes(m, rows, cols, device)
+
+
+@cache
+def fused_rows(device: int) -> int:
+    """Rows of x up to which the fused kernels are used on a GPU."""
+    wide = core.matmul_staging_bytes(FUSED_ROWS_WIDE, core.tile_rows, fmt.BLOCK, device) > 0
+    return FUSED_ROWS_WIDE if wide else FUSED_ROWS
 
 
 def multiply_into(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """``out [M, rows] = x [M, cols] W^T (+ bias)``; x and out contiguous. Float32 is multiplied by decoded weights."""
-    if x.dtype in _DTYPES and x.shape[0] <= FUSED_ROWS:
-        core.linear_tiles(x, tiles, codebook, bias, out, *_workspace(x.device), None, ops._stream(x))
+    device = x.get_device()
+    if x.dtype in _DTYPES and x.shape[0] <= fused_rows(device):
+        size = _staging_bytes(x.shape[0], out.shape[1], x.shape[1], device)
+        staging = x.new_empty(size, dtype=torch.uint8) if size else None
+        core.linear_tiles(x, tiles, codebook, bias, out, *_workspace(x.device), None, staging, ops._stream(x))
     else:
         _by_panels(x, tiles, codebook, bias, out)
 
@@ -226,7 +251,7 @@ def linear(x: Tensor, weight: Tiles, bias: Tensor | None = None) -> Tensor:
     """y = x W^T (+ bias).
 
     Args:
-        x: bfloat16, float16 or float32 ``[..., cols]``.
+        x: bfloat16, float16 or float32 ``[..., cols]``; no gradient flows to it (``torch.ops.kbitq.linear`` has one).
         weight: the matrix, on the device of x.
         bias: ``[rows]`` in the dtype of x.
 
@@ -240,16 +265,22 @@ def linear(x: Tensor, weight: Tiles, bias: Tensor | None = None) -> Tensor:
     return torch.ops.kbitq.linear_tiles(x, weight.data, weight.codebook, bias, weight.rows)
 
 
-@torch.library.custom_op("kbitq::grouped_linear_tiles", mutates_args=(), device_types=("cuda",))
 def _grouped(x: Tensor, tiles: Tensor, codebook: Tensor, offsets: Tensor, rows: int) -> Tensor:
     out = x.new_empty((x.shape[0], rows))
-    core.linear_tiles(x.contiguous(), tiles, codebook, None, out, *_workspace(x.device), offsets, ops._stream(x))
+    core.linear_tiles(x.contiguous(), tiles, codebook, None, out, *_workspace(x.device), offsets, None, ops._stream(x))
     return out
 
 
-@_grouped.register_fake
-def _(x: Tensor, tiles: Tensor, codebook: Tensor, offsets: Tensor, rows: int) -> Tensor:
+def _fake_grouped(x: Tensor, tiles: Tensor, codebook: Tensor, offsets: Tensor, rows: int) -> Tensor:
     return x.new_empty((x.shape[0], rows))
+
+
+ops.register(
+    "grouped_linear_tiles(Tensor x, Tensor tiles, Tensor codebook, Tensor offsets, SymInt rows) -> Tensor",
+    _grouped,
+    _fake_grouped,
+    ("CUDA",),
+)
 
 
 def grouped_linear(x: Tensor, weight: Tiles, offsets: Tensor) -> Tensor:
@@ -296,7 +327,7 @@ def tiles_of(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Til
 def tiles_for(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tiles | None:
     """The tiles to multiply ``x [M, cols]`` by, or None where the planes serve better: many rows, float32, a GPU or a K
     without kernels, or while a graph is captured and the weight has not been used before it."""
-    if x.dtype not in _DTYPES or x.shape[0] > FUSED_ROWS or not can_tile(packed, codebook):
+    if x.dtype not in _DTYPES or not can_tile(packed, codebook) or x.shape[0] > fused_rows(x.get_device()):
         return None
     known = _known.get(packed)
     if known is not None and known[0] == _identity(packed, absmax, codebook):
@@ -304,12 +335,17 @@ def tiles_for(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Ti
     return None if torch.cuda.is_current_stream_capturing() else tiles_of(packed, absmax, codebook, x.shape[1])
 
 
-def expert_tiles(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, index: int) -> Tiles | None:
-    """The tiles of one expert of a stack ``[E, a, nblk * K]``, tiled whole and once; None as :func:`tiles_for`."""
-    count, rows = packed.shape[:2]
-    if not packed.is_cuda or rows % core.tile_rows or not can_tile(packed, codebook):
+def stack_tiles(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tiles | None:
+    """The tiles of a stack ``[E, a, nblk * K]`` for :func:`grouped_linear`; None as :func:`tiles_for`."""
+    if not packed.is_cuda or packed.shape[1] % core.tile_rows or not can_tile(packed, codebook):
         return None
     if packed not in _known and torch.cuda.is_current_stream_capturing():
         return None
+    return tiles_of(packed, absmax, codebook, cols)
+
+
+def expert_tiles(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, index: int) -> Tiles | None:
+    """The tiles of one expert of a stack, tiled whole and once; None as :func:`tiles_for`."""
+    tiles, (count, rows) = stack_tiles(packed, absmax, codebook, cols), packed.shape[:2]
     begin = index % count * rows
-    return tiles_of(packed, absmax, codebook, cols).rows_of(begin, begin + rows)
+    return tiles.rows_of(begin, begin + rows) if tiles is not None else None

@@ -6,7 +6,7 @@ synchronise with a GPU and never look at a value: what is wrong with the numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,14 +43,16 @@ def _bits(codebook: Tensor) -> int:
 _library = torch.library.Library("kbitq", "FRAGMENT")
 
 
-def _register(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define an op for CPU and CUDA tensors.
+def register(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], devices: Sequence[str] = ("CPU", "CUDA")
+) -> None:
+    """Define an op for tensors on ``devices``.
 
     Not by ``torch.library.custom_op``: the first call of an op defined so imports the compiler, which takes seconds.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for key in ("CPU", "CUDA"):
+    for key in devices:
         _library.impl(name, run, key)
     torch.library.register_fake(f"kbitq::{name}", fake, lib=_library)
 
@@ -66,7 +68,7 @@ def _fake_scan(w: Tensor) -> tuple[Tensor, Tensor]:
     return w.new_empty(1, dtype=torch.float32), w.new_empty(2, dtype=torch.int64)
 
 
-_register("scan(Tensor w) -> (Tensor, Tensor)", _scan, _fake_scan)
+register("scan(Tensor w) -> (Tensor, Tensor)", _scan, _fake_scan)
 
 
 def scan(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +107,7 @@ def _fake_quantize(
     return packed, absmax, torch.empty_like(levels)
 
 
-_register(
+register(
     "quantize(Tensor w, Tensor levels, Tensor amax, Tensor? importance, str scale) -> (Tensor, Tensor, Tensor)",
     _quantize,
     _fake_quantize,
@@ -164,7 +166,7 @@ def _fake_dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int
     return packed.new_empty((packed.shape[0], cols), dtype=dtype)
 
 
-_register(
+register(
     "dequantize(Tensor packed, Tensor absmax, Tensor codebook, SymInt cols, ScalarType dtype) -> Tensor",
     _dequantize,
     _fake_dequantize,
@@ -213,7 +215,7 @@ def _fake_stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> 
     return w.new_empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64)
 
 
-_register("stats(Tensor w, Tensor packed, Tensor absmax, Tensor codebook) -> Tensor", _stats, _fake_stats)
+register("stats(Tensor w, Tensor packed, Tensor absmax, Tensor codebook) -> Tensor", _stats, _fake_stats)
 
 
 def stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:

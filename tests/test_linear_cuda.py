@@ -222,6 +222,37 @@ class TestLinear:
         torch.cuda.synchronize()
         assert all(torch.equal(y, want) for y in results)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("k", KS)
+    def test_wide_x_on_a_large_weight(self, k, dtype):
+        """From 17 rows of x on, and every instance of the kernel; row tiles and columns that fill nothing evenly."""
+        self.check(5128, 4360, k, dtype, (17, 32, 33, 64, 65, 128, 129, 256, 273), bias=True)
+
+    @pytest.mark.parametrize("cols", [4363, 31, 520])
+    def test_wide_x_that_cannot_be_read_by_vectors(self, cols):
+        self.check(112, cols, 3, torch.bfloat16, (65, 200), groups=7)
+        self.check(21_000_000 // cols // 16 * 16 + 16, cols, 4, torch.bfloat16, (20, 50), factor=1e-3)
+
+    def test_wide_x_in_a_graph_and_on_two_streams(self):
+        tiles = gpu_linear.tile(*quantized(6144, 4096, 3, device="cuda"), 4096)
+        xs = [random(48, 4096, seed=i, dtype=torch.bfloat16, device="cuda") for i in range(2)]
+        want = [gpu_linear.linear(x, tiles) for x in xs]
+        streams, results = [torch.cuda.Stream() for _ in xs], [[], []]
+        torch.cuda.synchronize()
+        for _ in range(20):
+            for x, stream, into in zip(xs, streams, results, strict=True):
+                with torch.cuda.stream(stream):
+                    into.append(gpu_linear.linear(x, tiles))
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, w) for into, w in zip(results, want, strict=True) for y in into)
+        held, graph = xs[0].clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = gpu_linear.linear(gpu_linear.linear(held, tiles)[:, :4096], tiles)
+        for x, w in zip(xs, want, strict=True):
+            held.copy_(x)
+            graph.replay()
+            assert torch.equal(y, gpu_linear.linear(w[:, :4096], tiles))
+
     def test_compiled(self):
         tiles = gpu_linear.tile(*quantized(64, 512, 3, device="cuda"), 512)
         f = torch.compile(lambda x: gpu_linear.linear(x * 2, tiles) + 1, fullgraph=True)

@@ -72,7 +72,8 @@ TileMatmulArgs matmul_args(const TensorView& x, const TensorView& tiles, const T
 
 void linear_tiles(const py::object& x_arg, const py::object& tiles_arg, const py::object& codebook_arg,
                   const Optional& bias_arg, const py::object& out_arg, const py::object& workspace_arg,
-                  const py::object& counters_arg, const Optional& offsets_arg, uintptr_t stream) {
+                  const py::object& counters_arg, const Optional& offsets_arg, const Optional& staging_arg,
+                  uintptr_t stream) {
     TensorView x("x", x_arg), tiles("tiles", tiles_arg), codebook("codebook", codebook_arg), out("out", out_arg),
         workspace("workspace", workspace_arg), counters("counters", counters_arg);
     x.is_floating().of_rank(2);
@@ -102,15 +103,19 @@ void linear_tiles(const py::object& x_arg, const py::object& tiles_arg, const py
     tiles.is(Element::i32).shaped({row_tiles(args.rows), tile_chunks(args.cols), tile_words(args.k)}).on(device);
     if (bias_arg)
         args.bias = TensorView("bias", *bias_arg).is(x.element()).shaped({out.size(1)}).on(device).data<void>();
+    if (staging_arg)
+        args.staging = TensorView("staging", *staging_arg).is(Element::u8).of_rank(1).on(device).data<void>();
     if (args.m == 0 || args.rows == 0) return;
     KBITQ_CUDA_CALL({
         if (workspace.size(0) < matmul_workspace_bytes(device))
             throw py::value_error("workspace: too small for this device");
+        if (staging_arg &&
+            TensorView("staging", *staging_arg).size(0) < wide_staging_bytes(args.m, args.rows, args.cols, device))
+            throw py::value_error("staging: too small for these rows of x");
         py::gil_scoped_release unlocked;
         void* const on = reinterpret_cast<void*>(stream);
         if (offsets_arg) return grouped_gemm_cuda(args, experts, device, on);
-        if (args.m <= kGemvMaxBatch) return gemv_cuda(args, device, on);
-        gemm_cuda(args, device, on);
+        matmul_cuda(args, device, on);
     });
 }
 
@@ -141,6 +146,11 @@ int64_t workspace_bytes(int device) {
     KBITQ_CUDA_CALL(return matmul_workspace_bytes(device));
 }
 
+int64_t staging_bytes(int64_t m, int64_t rows, int64_t cols, int device) {
+    (void)m, (void)rows, (void)cols, (void)device;
+    KBITQ_CUDA_CALL(return wide_staging_bytes(m, rows, cols, device));
+}
+
 bool ready(int device) {
 #if defined(KBITQ_HAS_CUDA)
     return matmul_ready(device);
@@ -161,11 +171,13 @@ void bind_tiles(py::module_& m) {
           "Shape of the int32 tiles of a [rows, cols] matrix.");
     m.def("matmul_workspace_bytes", &workspace_bytes, arg("device"),
           "Bytes of workspace that linear_tiles needs on a device.");
+    m.def("matmul_staging_bytes", &staging_bytes, arg("m"), arg("rows"), arg("cols"), arg("device"),
+          "Bytes of staging that linear_tiles wants for m rows of x; 0 for none.");
     m.def("matmul_ready", &ready, arg("device"), "Whether linear_tiles runs on this CUDA device with this build.");
     m.def("repack", &repack, arg("packed"), arg("absmax"), arg("tiles"), arg("cols"), arg("inverse"),
           arg("threads") = 1, arg("stream") = 0, "Fill tiles from packed and absmax, or (inverse) these from tiles.");
     m.def("linear_tiles", &linear_tiles, arg("x"), arg("tiles"), arg("codebook"), arg("bias").none(true), arg("out"),
-          arg("workspace"), arg("counters"), arg("offsets").none(true), arg("stream") = 0,
+          arg("workspace"), arg("counters"), arg("offsets").none(true), arg("staging").none(true), arg("stream") = 0,
           "out [M, rows] = x [M, cols] W^T + bias; codebook [groups, 2^K]; offsets [experts + 1] deals rows of x to "
           "experts.");
     m.def("decode_tiles", &decode_tiles, arg("tiles"), arg("codebook"), arg("out"), arg("stream") = 0,

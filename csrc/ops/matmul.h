@@ -1,7 +1,7 @@
-// matmul: y = x W^T (+ bias) on the GPU, from tiles (format/tile_order.h). Four ways, by the number of rows of x:
-// gemv (matmul_gemv.cuh, 1..8), gemm (matmul_gemm.cuh, tens), the same for the experts of a layer in one launch, and
-// for more, the weights decoded to a matrix for the library's matmul (matmul_decode_cuda.cu). Which when:
-// kbitq/gpu_linear.py.
+// matmul: y = x W^T (+ bias) on the GPU, from tiles (format/tile_order.h). Five ways, by the number of rows of x:
+// gemv (matmul_gemv.cuh, 1..8), gemm (matmul_gemm.cuh, tens), wide (matmul_wide.cuh, to hundreds, on sm_90a), gemm for
+// the experts of a layer in one launch, and for more, the weights decoded to a matrix for the library's matmul
+// (matmul_decode_cuda.cu). matmul_cuda takes the quickest of the first three; when to decode: kbitq/gpu_linear.py.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@ struct TileMatmulArgs {
     int k;               // 2..kTileMaxBits
     float* workspace;    // matmul_workspace_bytes() of it: partial sums
     uint32_t* counters;  // kMatmulCounters, zero before the first call; every call leaves them zero
+    void* staging;       // wide_staging_bytes() of it: x in the order that wide wants; null: without wide
 };
 
 // The rows of x that belong to each expert: expert e's are offsets[e] .. offsets[e + 1]. y is [m, rows / experts].
@@ -33,7 +34,8 @@ struct ExpertArgs {
 };
 
 constexpr int kGemvMaxBatch = 8;
-constexpr int kGemmSlice = 64;  // so many rows of x decode the weights once
+constexpr int kGemmSlice = 64;   // so many rows of x decode the weights once
+constexpr int kWideSlice = 256;  // the same for wide
 constexpr int kMatmulCounters = 4096;
 constexpr int kMatmulCapability = 80;  // sm_80: bfloat16 mma, cp.async. Below it: decode and multiply
 
@@ -44,8 +46,13 @@ bool matmul_ready(int device);
 // Bytes of partial sums that gemv and gemm need at most, for any shape, on this device.
 int64_t matmul_workspace_bytes(int device);
 
-void gemv_cuda(const TileMatmulArgs& args, int device, void* stream);  // m <= kGemvMaxBatch
-void gemm_cuda(const TileMatmulArgs& args, int device, void* stream);  // any m
+// Bytes of staging for a product with so many rows of x; 0 where wide would not be used.
+int64_t wide_staging_bytes(int64_t m, int64_t rows, int64_t cols, int device);
+
+void matmul_cuda(const TileMatmulArgs& args, int device, void* stream);  // any m, in slices, each the quickest way
+void gemv_cuda(const TileMatmulArgs& args, int device, void* stream);    // m <= kGemvMaxBatch
+void gemm_cuda(const TileMatmulArgs& args, int device, void* stream);    // m <= kGemmSlice
+void wide_cuda(const TileMatmulArgs& args, int device, void* stream);    // m <= kWideSlice
 // One launch for all experts, any number of rows for each; an expert without rows costs nothing.
 void grouped_gemm_cuda(const TileMatmulArgs& args, const ExpertArgs& experts, int device, void* stream);
 

@@ -103,20 +103,32 @@ void launch_any(const TileMatmulArgs& args, const ExpertArgs& experts, int64_t m
 }  // namespace matmul
 
 int64_t matmul_workspace_bytes(int device) {
-    // gemm: one slice of sums for each warp of a grid that fills the device once; gemv's partial sums are an eighth of
-    // it.
-    return static_cast<int64_t>(multiprocessors(device)) * matmul::kGemmTilesPerBlock * kTileRows * kGemmSlice *
-           sizeof(float);
+    // One slice of sums for each warp of a grid that fills the device once: of wide with 256 rows of x, two warpgroups.
+    // gemm's are half of it, gemv's less.
+    constexpr int64_t kWideSums = 8 * kTileRows * kWideSlice,
+                      kGemmSums = matmul::kGemmTilesPerBlock * kTileRows * kGemmSlice;
+    return multiprocessors(device) * std::max(kWideSums, kGemmSums) * static_cast<int64_t>(sizeof(float));
+}
+
+void matmul_cuda(const TileMatmulArgs& args, int device, void* stream) {
+    const int64_t most = args.staging ? kWideSlice : kGemmSlice;
+    for (int64_t m0 = 0; m0 < args.m; m0 += most) {
+        TileMatmulArgs slice = args;
+        slice.m = std::min(most, args.m - m0);
+        slice.x = static_cast<const uint16_t*>(args.x) + m0 * args.cols;
+        slice.y = static_cast<uint16_t*>(args.y) + m0 * args.rows;
+        if (slice.m <= kGemvMaxBatch) {
+            gemv_cuda(slice, device, stream);
+        } else if (args.staging && wide_staging_bytes(slice.m, args.rows, args.cols, device) > 0) {
+            wide_cuda(slice, device, stream);
+        } else {
+            gemm_cuda(slice, device, stream);
+        }
+    }
 }
 
 void gemm_cuda(const TileMatmulArgs& args, int device, void* stream) {
-    for (int64_t m0 = 0; m0 < args.m; m0 += kGemmSlice) {
-        TileMatmulArgs slice = args;
-        slice.m = std::min<int64_t>(kGemmSlice, args.m - m0);
-        slice.x = static_cast<const uint16_t*>(args.x) + m0 * args.cols;
-        slice.y = static_cast<uint16_t*>(args.y) + m0 * args.rows;
-        matmul::launch_any(slice, {nullptr, 1}, slice.m, device, stream);
-    }
+    matmul::launch_any(args, {nullptr, 1}, args.m, device, stream);
 }
 
 void grouped_gemm_cuda(const TileMatmulArgs& args, const ExpertArgs& experts, int device, void* stream) {

@@ -2,7 +2,8 @@
 
 An experts module holds stacks ``[E, a, b]`` (``gate_up_proj``, ``down_proj``), and its own forward indexes them by
 expert. :func:`pack_experts` replaces a stack by ``gate_up_proj_packed`` and its companions and leaves the forward as it
-is: there ``self.gate_up_proj`` becomes an :class:`ExpertStack`, whose items multiply by one expert's packed matrix.
+is: there ``self.gate_up_proj`` becomes an :class:`ExpertStack`, whose items multiply by one expert's packed matrix. On
+a GPU, experts of the usual form take all tokens through all experts at once instead (:func:`_grouped`).
 """
 
 from __future__ import annotations
@@ -127,9 +128,33 @@ class KbitExperts(PackedModule):
         return super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own loop over experts: of its variants, the one that takes one matrix at a time."""
+        """One launch for all experts where that can be; else the model's own loop, one matrix at a time."""
+        if len(args) == 3 and not kwargs and (stacks := self._grouped_stacks(args[0], args[1])):
+            return _grouped(self, *args, *stacks)
         dense = self._dense_class.forward
         return getattr(dense, "__wrapped__", dense)(self, *args, **kwargs)
+
+    def _grouped_stacks(self, x: Tensor, chosen: Tensor) -> tuple[Tiles, Tiles] | None:
+        """Tiles of both stacks, where the module is of the form that transformers' own grouped implementations know
+        (x, up or gate and up, activation, down) and a grouped product is the quicker way."""
+        gate = getattr(self, "has_gate", None)
+        first = "gate_up_proj" if gate else "up_proj"
+        odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
+        if (
+            gate is None
+            or self._stacks.keys() != {first, "down_proj"}
+            or any(getattr(self, name, True) for name in odd)
+        ):
+            return None
+        if getattr(self, "num_experts", None) != len(self.stack(first)):
+            return None
+        if not x.is_cuda or x.dtype not in gpu_linear.GROUPED_DTYPES or (torch.is_grad_enabled() and x.requires_grad):
+            return None
+        stacks = [self.stack(name) for name in (first, "down_proj")]
+        if chosen.numel() > len(stacks[0]) * gpu_linear.FUSED_ROWS:
+            return None
+        tiles = [gpu_linear.stack_tiles(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
+        return (tiles[0], tiles[1]) if tiles[0] is not None and tiles[1] is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _blank, (self._dense_class,), self.__dict__
@@ -148,6 +173,30 @@ class KbitExperts(PackedModule):
         stacks = {name: self.stack(name) for name in self._stacks}
         ks = sorted({stack.codebook.shape[-1].bit_length() - 1 for stack in stacks.values()})
         return ", ".join([*(f"{n}={list(s.shape)}" for n, s in stacks.items()), f"k={'/'.join(map(str, ks))}"])
+
+
+def _grouped(module: Any, x: Tensor, chosen: Tensor, weights: Tensor, first: Tiles, second: Tiles) -> Tensor:
+    """All tokens through the experts chosen for them; nothing of it waits for the GPU, so graphs may capture it.
+
+    Args:
+        module: has ``num_experts`` and ``_apply_gate`` or ``act_fn``.
+        x: ``[tokens, b]``.
+        chosen: experts of each token, ``[tokens, top_k]``.
+        weights: of their outputs, ``[tokens, top_k]``.
+        first: tiles of the stack ``[E, a, b]``.
+        second: tiles of the stack ``[E, b, a or a / 2]``.
+    """
+    experts, top_k = module.num_experts, chosen.shape[-1]
+    by_expert, order = torch.sort(chosen.reshape(-1), stable=True)
+    ends = torch.arange(experts + 1, device=x.device, dtype=by_expert.dtype)
+    offsets = torch.searchsorted(by_expert, ends, out_int32=True)
+    hidden = gpu_linear.grouped_linear(x[order // top_k], first, offsets)
+    hidden = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
+    out = gpu_linear.grouped_linear(hidden, second, offsets)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=x.device)
+    out = out[back].view(*chosen.shape, -1) * weights[..., None]
+    return out.sum(dim=-2).to(x.dtype)
 
 
 _packed_classes: dict[type, type[KbitExperts]] = {}

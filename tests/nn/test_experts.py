@@ -1,6 +1,7 @@
 """Fused experts that stay packed under a model's own forward."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -10,7 +11,7 @@ from tolerances import LINEAR, LOGITS, relative_error
 from torch import nn
 
 import kbitq
-from kbitq.nn import ExpertStack, KbitExperts, dequantize_modules, pack_experts, replace_linears
+from kbitq.nn import ExpertStack, KbitExperts, dequantize_modules, experts, pack_experts, replace_linears
 
 
 def packed_experts(k: int = 4) -> tuple[nn.Module, nn.Module]:
@@ -134,3 +135,70 @@ def test_matrices_of_a_stack(parts: int, dtype: torch.dtype, device: str) -> Non
             again = x.to(device).requires_grad_()
             nn.functional.linear(again, held[expert]).sum().backward()
             assert relative_error(again.grad, dense[expert].double().sum(0).expand(m, -1)) < 2 * LINEAR[dtype]
+
+
+def transformers_experts(k: int) -> nn.Module:
+    """A packed module of transformers' own class: six experts, two for each token, in bfloat16."""
+    modeling = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+    config = modeling.Qwen3MoeConfig(hidden_size=256, moe_intermediate_size=96, num_experts=6, num_experts_per_tok=2)
+    draw = torch.Generator().manual_seed(k)
+    module = modeling.Qwen3MoeExperts(config)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw) * 0.05
+    model = nn.ModuleDict({"experts": module}).to(torch.bfloat16)
+    replace_linears(model, k)
+    return model["experts"]
+
+
+def routed(tokens: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, the experts chosen for each token (never the fifth), and their weights."""
+    draw = torch.Generator().manual_seed(tokens)
+    x, scores = torch.randn(tokens, 256, generator=draw), torch.rand(tokens, 6, generator=draw)
+    scores[:, 4] = 0
+    weights, chosen = scores.topk(2, dim=-1)
+    return x.to(device, torch.bfloat16), chosen.to(device), weights.to(device, torch.bfloat16)
+
+
+def one_by_one(packed: nn.Module, *args: torch.Tensor) -> torch.Tensor:
+    """The model's own loop."""
+    return packed._dense_class.forward.__wrapped__(packed, *args)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64])
+def test_grouped_experts_are_those_of_the_models_loop(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sorting and the adding up, with a plain product in place of the kernel."""
+    packed, args = transformers_experts(4), routed(tokens, "cpu")
+    assert packed._grouped_stacks(*args[:2]) is None  # on the CPU
+
+    def product(x: torch.Tensor, stack: ExpertStack, offsets: torch.Tensor) -> torch.Tensor:
+        assert offsets.dtype == torch.int32
+        bounds = offsets.tolist()
+        assert bounds[0] == 0
+        assert bounds[-1] == len(x)
+        parts = [x[a:b] @ stack[e].dense().T for e, (a, b) in enumerate(itertools.pairwise(bounds))]
+        return torch.cat(parts)
+
+    monkeypatch.setattr(experts.gpu_linear, "grouped_linear", product)
+    with torch.no_grad():
+        y = experts._grouped(packed, *args, packed.gate_up_proj, packed.down_proj)
+        assert y.dtype == torch.bfloat16
+        assert relative_error(y, one_by_one(packed, *args).double()) < 2 * LINEAR[torch.bfloat16]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tokens", [1, 7, 64])
+@pytest.mark.parametrize("k", [3, 6])
+def test_all_experts_in_one_launch(cuda_device: str, tokens: int, k: int) -> None:
+    """On a GPU: grouped, as one matrix at a time, and, with K up to 5, in a graph."""
+    packed, args = transformers_experts(k).to(cuda_device), routed(tokens, cuda_device)
+    assert (packed._grouped_stacks(*args[:2]) is not None) == (k <= 5)
+    with torch.no_grad():
+        y = packed(*args)
+        assert y.dtype == torch.bfloat16
+        assert relative_error(y, one_by_one(packed, *args).double()) < 2 * LINEAR[torch.bfloat16]
+    if k <= 5:
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            again = packed(*args)
+        graph.replay()
+        assert torch.equal(again, y)
