@@ -4,7 +4,7 @@
 #   make test       run the tests                      (PYTEST_ARGS="-k codec" for some of them)
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
-#   make bench-gpu  measure the CUDA codec beside bitsandbytes, and the whole command beside cp
+#   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
 #   make quality    SQNR against bits per weight, for docs/quality.md (PYCODE=FOLDER adds a language model)
 #   make examples   run every example on the CPU
 #   make sanitize   the core under ASan and UBSan
@@ -59,6 +59,7 @@ bench: $(STAMP)-bench
 
 bench-gpu: $(STAMP)-bench
 	$(PY) benchmarks/bench_gpu.py
+	$(PY) benchmarks/bench_gpu_linear.py
 	$(PY) benchmarks/bench_command.py
 
 quality: $(STAMP)-test

@@ -26,9 +26,11 @@ from kbitq import format as fmt
 from kbitq import ops
 from kbitq._core import core
 
-FUSED_ROWS, FUSED_ROWS_WIDE = 128, 1024
+FUSED_ROWS, FUSED_ROWS_WIDE, FUSED_ROWS_WIDE_SMALL = 128, 1024, 256
 """Rows of x up to which the fused kernels beat decoding and the library's matmul: without the kernel for wide x, which
-takes sm_90a, and with it (NVIDIA H200, docs/benchmarks.md)."""
+takes sm_90a; with it; with it for a weight of less than :data:`SMALL` elements (NVIDIA H200, docs/benchmarks.md)."""
+
+SMALL = 5 << 22
 
 _PANEL_BYTES = 1 << 28  # of the decoded weights at a time
 _DTYPES = GROUPED_DTYPES = (torch.bfloat16, torch.float16)
@@ -230,16 +232,21 @@ def _staging_bytes(m: int, rows: int, cols: int, device: int) -> int:
 
 
 @cache
-def fused_rows(device: int) -> int:
-    """Rows of x up to which the fused kernels are used on a GPU."""
-    wide = core.matmul_staging_bytes(FUSED_ROWS_WIDE, core.tile_rows, fmt.BLOCK, device) > 0
-    return FUSED_ROWS_WIDE if wide else FUSED_ROWS
+def _has_wide(device: int) -> bool:
+    return core.matmul_staging_bytes(FUSED_ROWS_WIDE, core.tile_rows, fmt.BLOCK, device) > 0
+
+
+def fused_rows(device: int, rows: int, cols: int) -> int:
+    """Rows of x up to which the fused kernels are used on a GPU for a weight ``[rows, cols]``."""
+    if not _has_wide(device):
+        return FUSED_ROWS
+    return FUSED_ROWS_WIDE if rows * cols >= SMALL else FUSED_ROWS_WIDE_SMALL
 
 
 def multiply_into(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """``out [M, rows] = x [M, cols] W^T (+ bias)``; x and out contiguous. Float32 is multiplied by decoded weights."""
     device = x.get_device()
-    if x.dtype in _DTYPES and x.shape[0] <= fused_rows(device):
+    if x.dtype in _DTYPES and x.shape[0] <= fused_rows(device, out.shape[1], x.shape[1]):
         size = _staging_bytes(x.shape[0], out.shape[1], x.shape[1], device)
         staging = x.new_empty(size, dtype=torch.uint8) if size else None
         core.linear_tiles(x, tiles, codebook, bias, out, *_workspace(x.device), None, staging, ops._stream(x))
@@ -327,7 +334,9 @@ def tiles_of(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Til
 def tiles_for(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tiles | None:
     """The tiles to multiply ``x [M, cols]`` by, or None where the planes serve better: many rows, float32, a GPU or a K
     without kernels, or while a graph is captured and the weight has not been used before it."""
-    if x.dtype not in _DTYPES or not can_tile(packed, codebook) or x.shape[0] > fused_rows(x.get_device()):
+    if x.dtype not in _DTYPES or not can_tile(packed, codebook):
+        return None
+    if x.shape[0] > fused_rows(x.get_device(), packed.shape[0], x.shape[1]):
         return None
     known = _known.get(packed)
     if known is not None and known[0] == _identity(packed, absmax, codebook):

@@ -27,7 +27,11 @@
 namespace kbitq::matmul {
 
 constexpr int kCoreCols = 8;
-constexpr int kWideInRegisters = 0;  // subtiles of four decoded without the table (K = 2, 3): integer units are scarcer
+
+// Subtiles of four decoded without the table. Integer units are scarce here, until wide operands of x take so much of
+// the shared memory's bandwidth that the table's 8-byte entries of K = 2 are too much for it.
+template <int K, int N>
+constexpr int kWideInRegisters = K == 2 && N >= 128 ? 1 : 0;
 
 template <int K, int N, int Groups>
 struct WideLayout {
@@ -142,7 +146,7 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
     int exponent;
     const uint32_t kept = normalised_level<T, K>(level, exponent);
     fill_table<K, Layout::kCopies>(kept, warp, Layout::kWarps);
-    const Decoder<K, Layout::kCopies, kWideInRegisters> decode(kept);
+    const Decoder<K, Layout::kCopies, kWideInRegisters<K, N>> decode(kept);
     __syncthreads();
     if (warp >= working) return;
 

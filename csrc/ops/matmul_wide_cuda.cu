@@ -18,7 +18,7 @@ constexpr bool kBuilt = false;
 #endif
 
 constexpr int kLeastRows = 17;                // of x; below, gemm is as fast
-constexpr int kSlowerForSmall = 64;           // to so many rows of x, gemm is as fast for a small weight
+constexpr int kSlowerForSmall = 32;           // to so many rows of x, gemm is as fast for a small weight
 constexpr int64_t kSmall = int64_t{5} << 22;  // elements
 
 // Rows of x of the smallest instance for m.

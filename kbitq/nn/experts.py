@@ -139,11 +139,11 @@ class KbitExperts(PackedModule):
         (x, up or gate and up, activation, down) and a grouped product is the quicker way."""
         gate = getattr(self, "has_gate", None)
         first = "gate_up_proj" if gate else "up_proj"
-        odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
+        odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")  # older versions lack two
         if (
             gate is None
             or self._stacks.keys() != {first, "down_proj"}
-            or any(getattr(self, name, True) for name in odd)
+            or any(getattr(self, name, False) for name in odd)
         ):
             return None
         if getattr(self, "num_experts", None) != len(self.stack(first)):

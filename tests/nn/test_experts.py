@@ -11,6 +11,7 @@ from tolerances import LINEAR, LOGITS, relative_error
 from torch import nn
 
 import kbitq
+from kbitq import gpu_linear, ops
 from kbitq.nn import ExpertStack, KbitExperts, dequantize_modules, experts, pack_experts, replace_linears
 
 
@@ -170,17 +171,23 @@ def test_grouped_experts_are_those_of_the_models_loop(tokens: int, monkeypatch: 
     packed, args = transformers_experts(4), routed(tokens, "cpu")
     assert packed._grouped_stacks(*args[:2]) is None  # on the CPU
 
-    def product(x: torch.Tensor, stack: ExpertStack, offsets: torch.Tensor) -> torch.Tensor:
+    def product(x: torch.Tensor, weight: gpu_linear.Tiles, offsets: torch.Tensor) -> torch.Tensor:
         assert offsets.dtype == torch.int32
         bounds = offsets.tolist()
-        assert bounds[0] == 0
-        assert bounds[-1] == len(x)
-        parts = [x[a:b] @ stack[e].dense().T for e, (a, b) in enumerate(itertools.pairwise(bounds))]
+        assert len(weight.codebook) == len(bounds) - 1 == 6
+        assert (bounds[0], bounds[-1]) == (0, len(x))
+        words, scales = (t.chunk(6) for t in weight.planes())
+        parts = [
+            x[a:b] @ ops.dequantize(words[e], scales[e], weight.codebook[e], weight.cols, x.dtype).T
+            for e, (a, b) in enumerate(itertools.pairwise(bounds))
+        ]
         return torch.cat(parts)
 
-    monkeypatch.setattr(experts.gpu_linear, "grouped_linear", product)
+    monkeypatch.setattr(gpu_linear, "grouped_linear", product)
+    stacks = (packed.gate_up_proj, packed.down_proj)
+    tiles = [gpu_linear.tile(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
     with torch.no_grad():
-        y = experts._grouped(packed, *args, packed.gate_up_proj, packed.down_proj)
+        y = experts._grouped(packed, *args, *tiles)
         assert y.dtype == torch.bfloat16
         assert relative_error(y, one_by_one(packed, *args).double()) < 2 * LINEAR[torch.bfloat16]
 
