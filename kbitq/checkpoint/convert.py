@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from kbitq.checkpoint.journal import Journal
 from kbitq.checkpoint.memory import tile_bytes
 from kbitq.checkpoint.plan import Plan
 from kbitq.checkpoint.resuming import check_key, makes_sense
+from kbitq.checkpoint.spool import Spool
 from kbitq.checkpoint.tiles import TileReader
 from kbitq.checkpoint.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.work import Progress, ProgressMeter, WritePass, scan_pass
@@ -66,9 +67,13 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
         try:
             on_cpu = devices == ("cpu",)
             tile = tile_bytes(plan.options.max_memory, torch.get_num_threads() if on_cpu else None)
-            with journal.settled(), TileReader(plan.checkpoint, tile) as reader:
+            with ExitStack() as held:
+                held.enter_context(journal.settled())
+                spool = held.enter_context(Spool(staging.folder)) if plan.spool_bytes else None
+                plan = spool.over(plan) if spool else plan
+                reader = held.enter_context(TileReader(plan.checkpoint, tile))
                 codec = TileCodec(reader) if on_cpu else DevicePipeline(reader, devices)
-                plan, sums, gain = _passes(plan, codec, staging, journal, progress)
+                plan, sums, gain = _passes(plan, codec, staging, journal, progress, spool)
             report = replace(_report(plan, sums, time.monotonic() - started), fit_gain_db=gain)
             if plan.to_folder:
                 finish_folder(plan, staging, report.totals, report.tensors, journal.done.files)
@@ -84,14 +89,20 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
 
 
 def _passes(
-    plan: Plan, codec: TileCodec, staging: Staging, journal: Journal, progress: Callable[[Progress], None] | None
+    plan: Plan,
+    codec: TileCodec,
+    staging: Staging,
+    journal: Journal,
+    progress: Callable[[Progress], None] | None,
+    spool: Spool | None,
 ) -> tuple[Plan, dict[str, ErrorSums], float | None]:
     selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
     meter = ProgressMeter(progress, selected + plan.bytes_in)
     staging.check_space(plan.disk_needed)  # now, and again after the first pass, which may have kept tensors whole
-    plan = scan_pass(plan, codec, journal, meter)
-    staging.check_space(plan.disk_needed)
-    writing = WritePass(plan, codec, staging, journal, meter)
+    if spool is None:
+        plan = scan_pass(plan, codec, journal, meter)
+        staging.check_space(plan.disk_needed)
+    writing = WritePass(plan, codec, staging, journal, meter, spool)
     sums = writing.run()
     codec.reader.check_unchanged()
     return plan, sums, writing.fit_gain_db

@@ -52,7 +52,7 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
     values = sum(element_count(t.shape) for t in plan.tensors if t.quantized)
     selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
     rate, reading = _codec_rate(plan, seconds), _read_rate(plan)
-    took = values / rate + (selected + plan.bytes_in) / reading
+    took = values / rate + (plan.bytes_in + (0 if plan.spool_bytes else selected)) / reading
     return Estimate(
         plan.disk_needed,
         disk_free(plan.out),

@@ -10,6 +10,7 @@ TILE_BYTES_PER_THREAD = 2 << 20  # on the CPU: what was read is still in the cac
 # four times the size), and twice the packed words, scale bytes and row statistics (24 bytes a row of 32 and more).
 TILES_IN_USE = 15
 FIT_BYTES = 96 << 20  # of the 65,536 blocks that a codebook is fitted to, and the sums over them in float64
+SPOOL_BYTES = 2 << 30  # of a source that is read over the network, kept on the disk between the two passes over it
 BYTES_PER_TENSOR = 8192  # plan, layout, metadata and ledger of one tensor
 
 

@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from kbitq import codebooks
 from kbitq.budget import Budget
-from kbitq.checkpoint import parallel
+from kbitq.checkpoint import memory, parallel
 from kbitq.checkpoint.carry import REPORT_FILE
 from kbitq.checkpoint.destination import check_destination, default_output, disk_free
 from kbitq.checkpoint.foreign import open_source
 from kbitq.checkpoint.layout import Group, Shard, lay_out
-from kbitq.checkpoint.memory import peak_memory
 from kbitq.checkpoint.read import Checkpoint, SourceTensor
 from kbitq.checkpoint.storage import Storage
 from kbitq.checkpoint.totals import plan_totals
@@ -182,7 +181,21 @@ class Plan:
     def disk_needed(self) -> int:
         """Bytes on the disk while the run lasts, close to what it leaves: weights, carried files, index and ledger."""
         extra = sum(self.checkpoint.carried_sizes.values()) + LEDGER_BYTES * len(self.tensors)
-        return sum(s.nbytes for s in self.shards) + (extra if self.to_folder else 0)
+        return sum(s.nbytes for s in self.shards) + (extra if self.to_folder else 0) + self.spool_bytes
+
+    @property
+    def spool_bytes(self) -> int:
+        """Bytes that a spool of the source takes at most; 0 where none is used (see ``checkpoint.spool``).
+
+        None is where reading twice costs little, and none where a later tensor may change what is made of an earlier
+        one: a codebook shared by tensors, or a layout that tensors with values that are not finite still change.
+        """
+        if not self.checkpoint.storage.distant or self.options.on_nonfinite != "error":
+            return 0
+        if any(t.quantized and t.codebook == "fit-shared" for t in self.tensors):
+            return 0
+        sizes = [t.bytes_in for t in self.tensors if t.quantized]
+        return min(sum(sizes), memory.SPOOL_BYTES + max(sizes, default=0))
 
     @property
     def fits(self) -> bool:
@@ -235,7 +248,7 @@ class Plan:
             "dropped": dict(self.checkpoint.dropped),
             "notes": self.notes,
             "disk": {"needed": self.disk_needed, "free": disk_free(self.out)},
-            "peak_memory": peak_memory(self.options.max_memory, len(self.tensors), self.fits),
+            "peak_memory": memory.peak_memory(self.options.max_memory, len(self.tensors), self.fits),
             "tensor_parallel": parallel.table(self.tensors),
             **({"budget": self.choice.to_json()} if self.choice is not None else {}),
         }  # fmt: skip

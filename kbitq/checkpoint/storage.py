@@ -44,6 +44,7 @@ class Storage(Protocol):
 
     where: str  # the checkpoint, as the user named it
     name: str  # its short name, for naming outputs
+    distant: bool  # reading its bytes twice is dear
 
     @property
     def single(self) -> str | None:
@@ -111,6 +112,8 @@ class LocalFile:
 class LocalFileStorage:
     """A source that is one file. The user named it, so a link is followed; what it leads to must be a regular file."""
 
+    distant = False
+
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         self.name = path.name.removesuffix(".safetensors")
@@ -132,6 +135,8 @@ class LocalFileStorage:
 
 class LocalFolderStorage:
     """A source that is a folder. Links are refused, but for those of a Hub cache into its own ``blobs/``."""
+
+    distant = False
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)

@@ -3,7 +3,8 @@
 The first pass reads every tensor to be quantized, for two reasons: NaN and infinite values are reported before anything
 is written, and the power of two that a tensor's codebook carries needs the tensor's largest magnitude before its first
 block is quantized. It costs one more read of the source (little beside the search for scales; the page cache often has
-the second read), and what it found is kept, so that the second pass only quantizes.
+the second read, and for a source on the network a spool does), and what it found is kept, so that the second pass only
+quantizes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kbitq.checkpoint.layout import Shard
 from kbitq.checkpoint.levels import LevelSource
 from kbitq.checkpoint.plan import Plan, TensorPlan, check_worthwhile
 from kbitq.checkpoint.read import Checkpoint, SourceTensor
+from kbitq.checkpoint.spool import Spool, groups
 from kbitq.checkpoint.tiles import Piece, TileReader
 from kbitq.checkpoint.write import FileWriter, Staging, sync_folder
 from kbitq.errors import NonFiniteError
@@ -58,7 +60,27 @@ def scan_pass(plan: Plan, codec: TileCodec, journal: Journal, meter: ProgressMet
     Raises NonFiniteError, or with ``on_nonfinite="keep"`` SelectionError where that leaves too little.
     """
     selected = [t for t in plan.tensors if t.quantized]
-    for piece, found_here in codec.scanned(_to_scan(plan, selected, codec.reader, journal, meter)):
+    scan_tensors(plan, selected, codec, journal, meter)
+    found = journal.done.scans
+    keep = {t.name: f"{found[t.name].nonfinite} values are not finite" for t in selected if found[t.name].nonfinite}
+    plan = plan.with_kept(keep)
+    check_worthwhile(plan.source, plan.tensors, plan.options)
+    return plan
+
+
+def scan_tensors(
+    plan: Plan,
+    tensors: list[TensorPlan],
+    codec: TileCodec,
+    journal: Journal,
+    meter: ProgressMeter,
+    sync: Callable[[], None] | None = None,
+) -> None:
+    """Scan those of ``tensors`` that the journal has no scan of. ``sync`` makes the data durable that it speaks of.
+
+    Raises NonFiniteError, unless ``on_nonfinite`` is ``keep``.
+    """
+    for piece, found_here in codec.scanned(_to_scan(plan, tensors, codec.reader, journal, meter)):
         assert piece.span is not None
         begun = journal.done.scanning
         scan = begun[2] if begun is not None and begun[0] == piece.tensor.name else Scan()
@@ -72,12 +94,7 @@ def scan_pass(plan: Plan, codec: TileCodec, journal: Journal, meter: ProgressMet
         else:
             journal.add("scan", tensor=piece.tensor.name, found=scan_record(scan))
         if journal.due(0):
-            journal.begin_commit()
-    found = journal.done.scans
-    keep = {t.name: f"{found[t.name].nonfinite} values are not finite" for t in selected if found[t.name].nonfinite}
-    plan = plan.with_kept(keep)
-    check_worthwhile(plan.source, plan.tensors, plan.options)
-    return plan
+            journal.begin_commit(sync)
 
 
 def _to_scan(
@@ -109,10 +126,22 @@ def nonfinite_error(checkpoint: Checkpoint, tensor: SourceTensor, scan: Scan) ->
 
 
 class WritePass:
-    """The second pass: fills the shards of a plan, tile by tile, in place."""
+    """The second pass: fills the shards of a plan, tile by tile, in place.
 
-    def __init__(self, plan: Plan, codec: TileCodec, staging: Staging, journal: Journal, meter: ProgressMeter) -> None:
+    With a ``spool`` it does the first pass too, some tensors ahead of the second, so that both take one fetch.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        codec: TileCodec,
+        staging: Staging,
+        journal: Journal,
+        meter: ProgressMeter,
+        spool: Spool | None = None,
+    ) -> None:
         self.plan, self.codec, self.staging, self.journal, self.meter = plan, codec, staging, journal, meter
+        self._spool = spool
         self._plans = {t.name: t for t in plan.tensors}
         self._place = {name: i for i, name in enumerate(plan.checkpoint.tensors)}
         self._levels = LevelSource(plan, codec, journal.done.scans)
@@ -174,6 +203,18 @@ class WritePass:
             meta.sqnr_db, meta.max_abs_err = sums.sqnr_db, sums.max_abs_err
 
     def _fill_tensors(self, shard: Shard, members: list[str], writer: FileWriter) -> None:
+        if self._spool is None:
+            self._fill_some(shard, members, writer)
+            return
+        for group in groups(self._plans[name] for name in members):
+            self._spool.keeping = True
+            selected = [t for t in group if t.quantized]
+            scan_tensors(self.plan, selected, self.codec, self.journal, self.meter, writer.sync)
+            self._spool.keeping = False
+            self._fill_some(shard, [t.name for t in group], writer)
+            self._spool.clear()
+
+    def _fill_some(self, shard: Shard, members: list[str], writer: FileWriter) -> None:
         sums = ErrorSums()
         for piece, made in self.codec.quantized(self._pieces(members), self._request):
             name = piece.tensor.name

@@ -77,6 +77,7 @@ class HubStorage:
     """
 
     single = None
+    distant = True
 
     def __init__(self, repo: Repo) -> None:
         self.repo, self.where, self.name = repo, str(repo), repo.id.rpartition("/")[2]

@@ -10,8 +10,8 @@ import torch
 from fake_hub import CUT, FakeHub, HostedRepo
 from safetensors.torch import save
 
-from kbitq.checkpoint import QuantizeOptions, inspect, plan_quantize, run
-from kbitq.errors import CheckpointError
+from kbitq.checkpoint import QuantizeOptions, inspect, journal, memory, plan_quantize, run
+from kbitq.errors import CheckpointError, NonFiniteError
 from kbitq.hub import HubStorage, Repo, download, model_card, parse_repo, push, remote
 
 CARD = "---\nlicense: mit\nlanguage:\n- en\ntags:\n- tiny\n---\n# Tiny\n"
@@ -74,6 +74,79 @@ def test_streaming_gives_the_bytes_of_a_download(hub: FakeHub, tiny: Repo, tmp_p
     assert hub.ranges, "no range was asked for"
     assert not any("pytorch_model.bin" in request for request in hub.requests)
     assert not (folder / "pytorch_model.bin").exists()
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def fetched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Bytes asked of each file from now on."""
+    counts: dict[str, int] = {}
+    real = remote.HubFile._range
+
+    def counting(self: remote.HubFile, start: int, count: int) -> bytes:
+        counts[self.where] = counts.get(self.where, 0) + count
+        return real(self, start, count)
+
+    monkeypatch.setattr(remote.HubFile, "_range", counting)
+    return counts
+
+
+@pytest.mark.parametrize("codebook", ["optimal", "fit"])
+def test_a_stream_is_fetched_once(
+    hub: FakeHub, tiny: Repo, tmp_path: Path, codebook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SPOOL_BYTES", 1)  # one tensor at a time
+    options = QuantizeOptions(k=3, codebook=codebook, max_memory=1)
+    plan = plan_quantize(HubStorage(tiny), tmp_path / "streamed", options)
+    assert plan.spool_bytes == 1 + 96 * 160 * 4
+    counts = fetched(monkeypatch)
+    run(plan)
+    assert counts["someone/tiny/model.safetensors"] == plan.bytes_in
+    run(plan_quantize(download(tiny), tmp_path / "local", options))
+    assert bytes_of(tmp_path / "streamed") == bytes_of(tmp_path / "local")
+
+
+def test_a_spooled_run_goes_on_where_it_was(
+    hub: FakeHub, tiny: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SPOOL_BYTES", 1)
+    monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
+    options = QuantizeOptions(k=3, max_memory=1)
+    run(plan_quantize(download(tiny), tmp_path / "local", options))
+    stops = 0
+    for last in range(2, 40):
+        calls = 0
+
+        def stop(progress: object, last: int = last) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                raise KeyboardInterrupt
+
+        try:
+            run(plan_quantize(HubStorage(tiny), tmp_path / "streamed", options), stop)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            assert not (tmp_path / "streamed").exists()
+    assert stops > 3
+    assert bytes_of(tmp_path / "streamed") == bytes_of(tmp_path / "local")
+
+
+def test_a_stream_with_values_that_are_not_finite(hub: FakeHub, tmp_path: Path) -> None:
+    repo = tiny_repo()
+    bad = torch.ones(96, 160)
+    bad[3, 4] = torch.inf
+    repo.files["model.safetensors"] = save({"a.weight": torch.ones(96, 160), "b.weight": bad})
+    hub.repos["someone/bad"] = repo
+    with pytest.raises(NonFiniteError, match=r"b\.weight.*first at \[3, 4\]"):
+        run(plan_quantize(HubStorage(Repo("someone/bad")), tmp_path / "out", QuantizeOptions(k=3)))
+    assert list(tmp_path.glob("*out*")) == []
+    keep = plan_quantize(HubStorage(Repo("someone/bad")), tmp_path / "out", QuantizeOptions(k=3, on_nonfinite="keep"))
+    assert keep.spool_bytes == 0
+    assert {row["name"]: row["verdict"] for row in run(keep).tensors} == {"a.weight": "quantized", "b.weight": "kept"}
 
 
 def test_default_output_is_named_after_the_repository(tiny: Repo, tmp_path: Path, monkeypatch) -> None:
