@@ -40,6 +40,8 @@ struct GemmParams {
 constexpr int kGemmTilesPerBlock = 16;  // row tiles of a CTA at most
 constexpr int kGemmInRegisters = 1;     // subtiles of four decoded in registers (K = 2, 3)
 
+constexpr int kBlockShared = 227 * 1024;  // bytes of shared memory of a block on sm_90
+
 template <int K, int NT>
 struct GemmLayout {
     static constexpr int kTiles = NT == 1 ? 1 : 2;  // row tiles of a warp
@@ -48,8 +50,7 @@ struct GemmLayout {
     static constexpr int kRowBytes = kTileCols * 2 + 64;
     static constexpr int kActivations = 8 * NT * kRowBytes;
     static constexpr int kStageBytes = kMaxWarps * kTiles * Record<K>::kBytes + kActivations;
-    static constexpr int kLimit = 227 * 1024;  // of a block on sm_90
-    static constexpr int kFit = (kLimit - Table<K, kCopies>::kBytes) / kStageBytes;
+    static constexpr int kFit = (kBlockShared - Table<K, kCopies>::kBytes) / kStageBytes;
     static constexpr int kStages = kFit > 4 ? 4 : kFit;
     static_assert(kStages >= 2);
     static constexpr int bytes(int warps) {

@@ -44,9 +44,8 @@ struct WideLayout {
     static constexpr int kSlotBytes = kPieceCols / kCoreCols * kCoreBytes;
     static constexpr int kBarrierBytes = 1024;  // keeps what follows aligned
     static constexpr int kStageBytes = kWarps * Record<K>::kBytes;
-    static constexpr int kLimit = 227 * 1024;
     static constexpr int kFixed = Table<K, kCopies>::kBytes + kBarrierBytes + kSlots * kSlotBytes;
-    static constexpr int kFit = (kLimit - kFixed) / kStageBytes;
+    static constexpr int kFit = (kBlockShared - kFixed) / kStageBytes;
     static constexpr int kStages = kFit > 4 ? 4 : kFit;
     static_assert(kStages >= 2);
     static constexpr int kBytes = kFixed + kStages * kStageBytes;

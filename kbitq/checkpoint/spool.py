@@ -22,11 +22,13 @@ from kbitq.checkpoint.storage import ByteFile, Fingerprint, Storage
 def groups(tensors: Iterable[TensorPlan]) -> Iterator[list[TensorPlan]]:
     """Tensors in order, as many at a time as a spool should hold, but never less than one."""
     group: list[TensorPlan] = []
+    size = 0
     for tensor in tensors:
         group.append(tensor)
-        if sum(t.bytes_in for t in group if t.quantized) >= memory.SPOOL_BYTES:
+        size += tensor.bytes_in if tensor.quantized else 0
+        if size >= memory.SPOOL_BYTES:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group
 
