@@ -17,10 +17,10 @@ from kbitq import format as fmt
 from kbitq import gpu_linear, ops
 from kbitq._core import core
 
-FUSED_ROWS, FUSED_ROWS_FLOAT = 8, 64
+FUSED_ROWS, FUSED_ROWS_FLOAT = 16, 64
 """Rows of x up to which the CPU's fused kernel is used: where bfloat16 products are fast, and elsewhere."""
 
-_CPU_PANEL_BYTES = 1 << 22  # stays in a cache between being decoded and being multiplied
+_CPU_PANEL_BYTES = 1 << 23  # stays in a cache between being decoded and being multiplied
 _CUDA_PANEL_BYTES = 1 << 28  # bounds the workspace; most weights fit in one panel
 
 _library = torch.library.Library("kbitq", "FRAGMENT")

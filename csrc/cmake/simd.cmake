@@ -5,12 +5,14 @@ function(kbitq_simd_sources target)
     return()
   endif()
   target_sources(${target} PRIVATE cpu/kernels_avx2.cpp cpu/kernels_avx512.cpp
-                                   cpu/matmul_avx2.cpp cpu/matmul_avx512.cpp)
+                                   cpu/matmul_avx2.cpp cpu/matmul_avx512.cpp cpu/matmul_avx512bf16.cpp)
   set_source_files_properties(cpu/kernels_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mbmi2")
   set_source_files_properties(cpu/kernels_avx512.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mf16c;-mbmi2")
   set_source_files_properties(cpu/matmul_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
   set_source_files_properties(cpu/matmul_avx512.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mbmi2")
+  set_source_files_properties(cpu/matmul_avx512bf16.cpp PROPERTIES
+                              COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mfma;-mf16c;-mbmi2")
   target_compile_definitions(${target} PRIVATE KBITQ_X86=1)
 endfunction()

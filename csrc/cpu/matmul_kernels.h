@@ -23,4 +23,13 @@ extern const MatmulKernels kAvx512Matmul;
 
 const MatmulKernels& matmul_kernels();  // of the level in use
 
+// The same for bfloat16 as it is: x [batch, nblk, 32] in order, zeros past `in`.
+using Bf16Linear = void (*)(const LinearArgs&, const uint16_t* x, int64_t row_begin, int64_t row_end);
+
+#if defined(KBITQ_X86)
+extern const Bf16Linear kAvx512Bf16Linear;
+#endif
+
+Bf16Linear bf16_linear();  // of the level in use; null where float32 is the way
+
 }  // namespace kbitq

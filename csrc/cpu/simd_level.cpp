@@ -56,4 +56,12 @@ void set_simd_level(const std::string& name) {
     chosen.store(static_cast<int>(parse(name, "simd")), std::memory_order_relaxed);
 }
 
+bool multiplies_bf16() {
+#if defined(KBITQ_X86)
+    return simd_level() == SimdLevel::avx512 && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 }  // namespace kbitq

@@ -12,5 +12,6 @@ const char* simd_level_name(SimdLevel level);
 std::vector<SimdLevel> available_simd_levels();  // ascending; always begins with scalar
 SimdLevel simd_level();                          // throws std::invalid_argument if KBITQ_SIMD cannot be had
 void set_simd_level(const std::string& name);    // likewise
+bool multiplies_bf16();                          // AVX512_BF16, with the level avx512
 
 }  // namespace kbitq

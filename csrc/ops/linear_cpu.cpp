@@ -1,5 +1,6 @@
 #include "ops/linear.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu/element.h"
@@ -27,6 +28,17 @@ void arrange(const LinearArgs& a, int vectors, float* out) {
     }
 }
 
+// x as it is, each row with zeros up to whole blocks.
+const uint16_t* pad(const LinearArgs& a, std::vector<uint16_t>& out) {
+    const int64_t width = blocks_per_row(a.in) * kBlock;
+    out.assign(static_cast<size_t>(a.batch * width), 0);
+    for (int64_t m = 0; m < a.batch; ++m) {
+        const uint16_t* from = static_cast<const uint16_t*>(a.x) + m * a.in;
+        std::copy(from, from + a.in, out.begin() + m * width);
+    }
+    return out.data();
+}
+
 }  // namespace
 
 const MatmulKernels& matmul_kernels() {
@@ -39,9 +51,24 @@ const MatmulKernels& matmul_kernels() {
     }
 }
 
+Bf16Linear bf16_linear() {
+#if defined(KBITQ_X86)
+    if (multiplies_bf16()) return kAvx512Bf16Linear;
+#endif
+    return nullptr;
+}
+
 void linear_cpu(const LinearArgs& a, int threads) {
     const MatmulKernels& kernels = matmul_kernels();
     const int64_t nblk = blocks_per_row(a.in);
+    if (const Bf16Linear linear = a.dtype == DType::bf16 ? bf16_linear() : nullptr) {
+        static thread_local std::vector<uint16_t> padded;
+        const uint16_t* rows = static_cast<const uint16_t*>(a.x);
+        if (a.in % kBlock) rows = pad(a, padded);
+        parallel_for(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
+                     [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
+        return;
+    }
     static thread_local std::vector<float>
         arranged;  // kept: a decode step calls this with the same sizes again and again
     arranged.resize(static_cast<size_t>(a.batch * nblk * kBlock));
