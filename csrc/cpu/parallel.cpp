@@ -1,11 +1,16 @@
 #include "cpu/parallel.h"
 
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -84,9 +89,38 @@ Pool& pool() {
     return *current;
 }
 
-}  // namespace
+// GCC's entry to an OpenMP team, which LLVM's and Intel's runtimes have too: runs work(data) on `threads` threads.
+using Team = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
 
-void parallel_for(int64_t count, int64_t grain, int threads, const std::function<void(int64_t, int64_t)>& body) {
+// The OpenMP runtime that is loaded, torch's if there are several; null without one. Loads nothing.
+Team find_team() {
+    std::string path;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* found) {
+            auto& best = *static_cast<std::string*>(found);
+            const char* name = std::strrchr(info->dlpi_name, '/');
+            const bool is_one =
+                name && (std::strncmp(name, "/libgomp", 8) == 0 || std::strncmp(name, "/libiomp5", 9) == 0);
+            if (is_one && (best.empty() || std::strstr(info->dlpi_name, "torch"))) best = info->dlpi_name;
+            return 0;
+        },
+        &path);
+    void* const runtime = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    return runtime ? reinterpret_cast<Team>(dlsym(runtime, "GOMP_parallel")) : nullptr;
+}
+
+// A forked child has none of the team's threads, and would wait for them: it goes back to a pool of its own.
+std::atomic<bool> forked{false};
+const int watch_forks = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+Team team() {
+    static const Team found = find_team();
+    return watch_forks == 0 && !forked ? found : nullptr;
+}
+
+// Cuts the work; `run(job, threads)` has it done.
+template <typename Run>
+void divide(int64_t count, int64_t grain, int threads, const std::function<void(int64_t, int64_t)>& body, Run&& run) {
     if (count <= 0) return;
     grain = std::max<int64_t>(grain, 1);
     const int64_t most = (count + grain - 1) / grain;
@@ -97,8 +131,25 @@ void parallel_for(int64_t count, int64_t grain, int threads, const std::function
     if (used == 1) {
         job.work();
     } else {
-        pool().run(job, used - 1);
+        run(job, used);
     }
+}
+
+}  // namespace
+
+void parallel_for(int64_t count, int64_t grain, int threads, const std::function<void(int64_t, int64_t)>& body) {
+    divide(count, grain, threads, body, [](Job& job, int used) { pool().run(job, used - 1); });
+}
+
+void parallel_for_in_turn(int64_t count, int64_t grain, int threads,
+                          const std::function<void(int64_t, int64_t)>& body) {
+    divide(count, grain, threads, body, [](Job& job, int used) {
+        if (const Team run = team()) {
+            run([](void* data) { static_cast<Job*>(data)->work(); }, &job, static_cast<unsigned>(used), 0);
+        } else {
+            pool().run(job, used - 1);
+        }
+    });
 }
 
 }  // namespace kbitq

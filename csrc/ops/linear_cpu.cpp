@@ -65,8 +65,8 @@ void linear_cpu(const LinearArgs& a, int threads) {
         static thread_local std::vector<uint16_t> padded;
         const uint16_t* rows = static_cast<const uint16_t*>(a.x);
         if (a.in % kBlock) rows = pad(a, padded);
-        parallel_for(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
-                     [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
+        parallel_for_in_turn(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
+                             [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
         return;
     }
     static thread_local std::vector<float>
@@ -74,8 +74,8 @@ void linear_cpu(const LinearArgs& a, int threads) {
     arranged.resize(static_cast<size_t>(a.batch * nblk * kBlock));
     arrange(a, kernels.vectors, arranged.data());
     const float* x = arranged.data();
-    parallel_for(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
-                 [&](int64_t begin, int64_t end) { kernels.linear(a, x, begin, end); });
+    parallel_for_in_turn(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
+                         [&](int64_t begin, int64_t end) { kernels.linear(a, x, begin, end); });
 }
 
 }  // namespace kbitq

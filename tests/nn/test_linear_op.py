@@ -1,5 +1,8 @@
 """torch.ops.kbitq.linear against the decoded weight and float64, in every regime."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from tolerances import LINEAR, relative_error
@@ -59,6 +62,48 @@ def test_a_codebook_for_each_group_of_rows(groups: int, m: int, engine: str) -> 
     triple, dense = weight(24, 70, 4, groups=groups, device=engine)
     x = inputs(m, 70, device=engine)
     assert relative_error(linear(x, *triple), expected(x, dense)) < LINEAR[torch.float32]
+
+
+@pytest.mark.parametrize("k", range(2, 9))
+@pytest.mark.parametrize("rows, cols, groups", [(5, 33, 1), (24, 1000, 3), (67, 128, 1)])
+def test_bfloat16_on_every_engine(rows: int, cols: int, groups: int, k: int, engine: str) -> None:
+    """Some processors multiply it as it is, from levels in bfloat16."""
+    triple, dense = weight(rows, cols, k, groups=groups, device=engine)
+    bias = inputs(1, rows, dtype=torch.bfloat16, device=engine)[0]
+    for m in (1, 2, 3, 4, 7, 8, FUSED_ROWS):
+        x = inputs(m, cols, dtype=torch.bfloat16, device=engine)
+        assert relative_error(linear(x, *triple, bias), expected(x, dense, bias)) < LINEAR[torch.bfloat16], m
+        assert torch.equal(linear(x, *triple, bias), linear(x, *triple, bias))
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-12, 1e12, 1e30])
+def test_bfloat16_of_any_size(factor: float, engine: str) -> None:
+    w = torch.randn(40, 96, generator=torch.Generator().manual_seed(1)) * factor
+    q = kbitq.quantize(w.to(engine), 4)
+    x = inputs(3, 96, dtype=torch.bfloat16, device=engine)
+    y = linear(x, q.packed, q.absmax, q.codebook)
+    assert relative_error(y / factor, x.double() @ (kbitq.dequantize(q).double() / factor).T) < LINEAR[torch.bfloat16]
+
+
+FORKED = """
+import os, signal, sys, torch, kbitq
+from kbitq.linear_op import linear
+torch.set_num_threads(2)
+q = kbitq.quantize(torch.randn(512, 2048), 3)
+x = torch.randn(1, 2048).bfloat16()
+y = linear(x, q.packed, q.absmax, q.codebook)
+torch.randn(600, 600) @ torch.randn(600, 600)  # torch's own threads are there
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(not torch.equal(linear(x, q.packed, q.absmax, q.codebook), y))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    """The parent's, which the loop shares with torch, are not there for it to wait for."""
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=120)
 
 
 def test_weights_of_many_panels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
