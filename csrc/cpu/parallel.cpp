@@ -143,9 +143,10 @@ void parallel_for(int64_t count, int64_t grain, int threads, const std::function
 
 void parallel_for_in_turn(int64_t count, int64_t grain, int threads,
                           const std::function<void(int64_t, int64_t)>& body) {
-    divide(count, grain, threads, body, [](Job& job, int used) {
+    divide(count, grain, threads, body, [threads](Job& job, int used) {
         if (const Team run = team()) {
-            run([](void* data) { static_cast<Job*>(data)->work(); }, &job, static_cast<unsigned>(used), 0);
+            // All of them, as torch does it, though some may find nothing to do: a smaller team would end the rest.
+            run([](void* data) { static_cast<Job*>(data)->work(); }, &job, static_cast<unsigned>(threads), 0);
         } else {
             pool().run(job, used - 1);
         }
