@@ -26,7 +26,7 @@ const MatmulKernels& matmul_kernels();  // of the level in use
 // The same for bfloat16 as it is: x [batch, nblk, 32] in order, zeros past `in`.
 using Bf16Linear = void (*)(const LinearArgs&, const uint16_t* x, int64_t row_begin, int64_t row_end);
 
-#if defined(KBITQ_X86)
+#if defined(KBITQ_AVX512_BF16)
 extern const Bf16Linear kAvx512Bf16Linear;
 #endif
 

@@ -57,7 +57,7 @@ void set_simd_level(const std::string& name) {
 }
 
 bool multiplies_bf16() {
-#if defined(KBITQ_X86)
+#if defined(KBITQ_AVX512_BF16)
     return simd_level() == SimdLevel::avx512 && __builtin_cpu_supports("avx512bf16");
 #else
     return false;

@@ -52,7 +52,7 @@ const MatmulKernels& matmul_kernels() {
 }
 
 Bf16Linear bf16_linear() {
-#if defined(KBITQ_X86)
+#if defined(KBITQ_AVX512_BF16)
     if (multiplies_bf16()) return kAvx512Bf16Linear;
 #endif
     return nullptr;
