@@ -23,16 +23,6 @@ FUSED_ROWS, FUSED_ROWS_FLOAT = 16, 64
 _CPU_PANEL_BYTES = 1 << 23  # stays in a cache between being decoded and being multiplied
 _CUDA_PANEL_BYTES = 1 << 28  # bounds the workspace; most weights fit in one panel
 
-_library = torch.library.Library("kbitq", "FRAGMENT")
-_library.define(
-    "linear(Tensor x, Tensor packed, Tensor absmax, Tensor codebook, Tensor? bias=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.define(
-    "linear_grad(Tensor grad, Tensor packed, Tensor absmax, Tensor codebook, SymInt cols) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
 
 def linear(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T (+ bias), W given by its quantized triple (docs/format.md section 1).
@@ -45,8 +35,8 @@ def linear(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Te
         bias: ``[rows]``, cast to the dtype of x.
 
     Returns:
-        ``[..., rows]`` in the dtype of x: float32 sums, rounded once (in panels of bfloat16 or float16, W is rounded to
-        that dtype first, as in a dequantized model).
+        ``[..., rows]`` in the dtype of x, from float32 sums. For x in bfloat16 or float16, levels (in fused kernels
+        that multiply in that dtype) or W (in panels, as in a dequantized model) are rounded to it first.
 
     Raises:
         ValueError: an argument's type, shape or device does not fit; the message names it.
@@ -262,11 +252,17 @@ def _linear_grad_autograd(
         )
 
 
-_library.impl("linear", _linear_cpu, "CPU")
-_library.impl("linear", _linear_cuda, "CUDA")
-_library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
-_library.impl("linear_grad", _linear_grad, "CPU")
-_library.impl("linear_grad", _linear_grad, "CUDA")
-_library.impl("linear_grad", _linear_grad_autograd, "Autograd", with_keyset=True)
-torch.library.register_fake("kbitq::linear", _linear_fake, lib=_library)
-torch.library.register_fake("kbitq::linear_grad", _linear_grad_fake, lib=_library)
+ops.register(
+    "linear(Tensor x, Tensor packed, Tensor absmax, Tensor codebook, Tensor? bias=None) -> Tensor",
+    _linear_cpu,
+    _linear_fake,
+    ("CPU",),
+)
+ops.library.impl("linear", _linear_cuda, "CUDA")
+ops.library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
+ops.register(
+    "linear_grad(Tensor grad, Tensor packed, Tensor absmax, Tensor codebook, SymInt cols) -> Tensor",
+    _linear_grad,
+    _linear_grad_fake,
+)
+ops.library.impl("linear_grad", _linear_grad_autograd, "Autograd", with_keyset=True)

@@ -40,7 +40,8 @@ def _bits(codebook: Tensor) -> int:
     return codebook.shape[0].bit_length() - 1
 
 
-_library = torch.library.Library("kbitq", "FRAGMENT")
+library = torch.library.Library("kbitq", "FRAGMENT")
+"""All operators of ``torch.ops.kbitq``, also those of other modules."""
 
 
 def register(
@@ -51,10 +52,10 @@ def register(
     Not by ``torch.library.custom_op``: the first call of an op defined so imports the compiler, which takes seconds.
     """
     name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in devices:
-        _library.impl(name, run, key)
-    torch.library.register_fake(f"kbitq::{name}", fake, lib=_library)
+        library.impl(name, run, key)
+    torch.library.register_fake(f"kbitq::{name}", fake, lib=library)
 
 
 def _scan(w: Tensor) -> tuple[Tensor, Tensor]:

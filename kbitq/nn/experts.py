@@ -146,12 +146,11 @@ class KbitExperts(PackedModule):
             or any(getattr(self, name, False) for name in odd)
         ):
             return None
-        if getattr(self, "num_experts", None) != len(self.stack(first)):
-            return None
         if not x.is_cuda or x.dtype not in gpu_linear.GROUPED_DTYPES or (torch.is_grad_enabled() and x.requires_grad):
             return None
         stacks = [self.stack(name) for name in (first, "down_proj")]
-        if chosen.numel() > len(stacks[0]) * gpu_linear.FUSED_ROWS:
+        count = len(stacks[0])
+        if getattr(self, "num_experts", None) != count or chosen.numel() > count * gpu_linear.FUSED_ROWS:
             return None
         tiles = [gpu_linear.stack_tiles(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
         return (tiles[0], tiles[1]) if tiles[0] is not None and tiles[1] is not None else None
