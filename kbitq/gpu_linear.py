@@ -1,10 +1,10 @@
 """The fused linear on the GPU: y = x W^T from weights in tile order (csrc/format/tile_order.h), K = 2..5.
 
 Planes, as a file holds them, are repacked to tiles once; :meth:`Tiles.planes` gives them back bit for bit. How a
-product is computed depends on the rows of x: up to 8 by a kernel that streams the weights past them, up to
-:func:`fused_rows` by ones on tensor cores in slices of 64 (256 on Hopper), and beyond that the weights are decoded into
-a bounded buffer and multiplied by the library. All of it is deterministic, sums in float32, and may be captured in a
-graph.
+product is computed depends on the rows of x: up to 16 by a kernel that streams the weights past them, up to
+:func:`fused_rows` by ones that stage x in shared memory, in slices of 64 (256 on Hopper), and beyond that the weights
+are decoded into a bounded buffer and multiplied by the library. All of it is deterministic, sums in float32, and may be
+captured in a graph.
 
 The workspace is one for each device and stream; all graphs of a device share one, so two graphs with fused linears in
 them must not be replayed at the same time.
@@ -110,15 +110,20 @@ ops.register("untile(Tensor tiles, SymInt rows, SymInt cols) -> (Tensor, Tensor)
 
 
 @cache
-def _ready(device: int) -> bool:
-    return core.matmul_ready(device)
+def _rows_taken(device: int) -> int:
+    return core.matmul_rows(device)
+
+
+def takes_groups(device: int) -> bool:
+    """Whether :func:`grouped_linear` runs on a GPU: one with 227 KB of shared memory a block (Hopper, B200)."""
+    return _rows_taken(device) > core.gemv_rows
 
 
 def can_tile(packed: Tensor, codebook: Tensor) -> bool:
     """Whether the fused kernels take this matrix: K at most 5, on a GPU of compute capability 8.0 or later that this
     build has code for, and groups of rows, if several, of a multiple of 16 rows."""
     groups, rows = codebook.numel() // codebook.shape[-1], packed.numel() // packed.shape[-1]
-    if not packed.is_cuda or not _ready(packed.get_device()) or codebook.shape[-1] > 1 << core.tile_max_bits:
+    if not packed.is_cuda or _rows_taken(packed.get_device()) == 0 or codebook.shape[-1] > 1 << core.tile_max_bits:
         return False
     return groups == 1 or rows % (groups * core.tile_rows) == 0
 
@@ -239,7 +244,7 @@ def _has_wide(device: int) -> bool:
 def fused_rows(device: int, rows: int, cols: int) -> int:
     """Rows of x up to which the fused kernels are used on a GPU for a weight ``[rows, cols]``."""
     if not _has_wide(device):
-        return FUSED_ROWS
+        return min(FUSED_ROWS, _rows_taken(device))
     return FUSED_ROWS_WIDE if rows * cols >= SMALL else FUSED_ROWS_WIDE_SMALL
 
 

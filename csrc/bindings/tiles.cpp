@@ -151,12 +151,12 @@ int64_t staging_bytes(int64_t m, int64_t rows, int64_t cols, int device) {
     KBITQ_CUDA_CALL(return wide_staging_bytes(m, rows, cols, device));
 }
 
-bool ready(int device) {
+int64_t rows_taken(int device) {
 #if defined(KBITQ_HAS_CUDA)
-    return matmul_ready(device);
+    return matmul_rows(device);
 #else
     (void)device;
-    return false;
+    return 0;
 #endif
 }
 
@@ -173,7 +173,9 @@ void bind_tiles(py::module_& m) {
           "Bytes of workspace that linear_tiles needs on a device.");
     m.def("matmul_staging_bytes", &staging_bytes, arg("m"), arg("rows"), arg("cols"), arg("device"),
           "Bytes of staging that linear_tiles wants for m rows of x; 0 for none.");
-    m.def("matmul_ready", &ready, arg("device"), "Whether linear_tiles runs on this CUDA device with this build.");
+    m.def("matmul_rows", &rows_taken, arg("device"),
+          "Rows of x up to which linear_tiles takes a product on this CUDA device with this build; 0: none.");
+    m.attr("gemv_rows") = kGemvMaxBatch;
     m.def("repack", &repack, arg("packed"), arg("absmax"), arg("tiles"), arg("cols"), arg("inverse"),
           arg("threads") = 1, arg("stream") = 0, "Fill tiles from packed and absmax, or (inverse) these from tiles.");
     m.def("linear_tiles", &linear_tiles, arg("x"), arg("tiles"), arg("codebook"), arg("bias").none(true), arg("out"),

@@ -2,6 +2,9 @@
 // exceptions.
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "cuda/launch.cuh"
 
 namespace kbitq::matmul {
@@ -26,6 +29,13 @@ inline const DeviceFacts& device_facts(int device) {
         check_cuda(cudaDeviceGetAttribute(&f.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "device",
                    "query");
         f.capability = major * 10 + minor;
+        // "86:101376": as if the card were a smaller one, so that tests see its plans without having it.
+        int capability = 0, shared = 0;
+        const char* smaller = std::getenv("KBITQ_TEST_CARD");
+        if (smaller && std::sscanf(smaller, "%d:%d", &capability, &shared) == 2) {
+            f.capability = std::min(f.capability, capability);
+            f.shared_bytes = std::min(f.shared_bytes, shared);
+        }
         f.multiprocessors = multiprocessors(device);
     }
     return f;
@@ -41,7 +51,7 @@ using Raised = bool[kMaxDevices];
 // launched so call wait_for_dependency() before they read what another kernel wrote.
 template <typename Params>
 void launch(const char* op, Kernel<Params> kernel, Raised& raised, const Params& params, dim3 grid, int threads,
-            int shared, int device, cudaStream_t stream) {
+            int shared, int device, cudaStream_t stream, int cluster = 1) {
     if (!raised[device]) {
         check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, device_facts(device).shared_bytes),
@@ -53,11 +63,19 @@ void launch(const char* op, Kernel<Params> kernel, Raised& raised, const Params&
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = device_facts(device).capability >= 90 ? 1 : 0;
+    cudaLaunchAttribute attributes[2] = {};
+    config.attrs = attributes;
+    if (device_facts(device).capability >= 90) {
+        cudaLaunchAttribute& early = attributes[config.numAttrs++];
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        cudaLaunchAttribute& shape = attributes[config.numAttrs++];
+        shape.id = cudaLaunchAttributeClusterDimension;
+        shape.val.clusterDim.x = cluster;
+        shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
+    }
     check_cuda(cudaLaunchKernelEx(&config, kernel, params), op, "launch");
 }
 

@@ -61,15 +61,24 @@ struct Pair<__half> {
     }
 };
 
+// A half of v in both halves. Written so, it costs nothing before a product of pairs: the instruction chooses the half.
+__device__ __forceinline__ uint32_t low_twice(uint32_t v) {
+    uint32_t d;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(d) : "r"(v));
+    return d;
+}
+__device__ __forceinline__ uint32_t high_twice(uint32_t v) {
+    uint32_t d;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(d) : "r"(v));
+    return d;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-}
-__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 // 16 bytes of which the first `bytes` are read and the rest zeros.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, int bytes) {
@@ -92,6 +101,24 @@ __device__ __forceinline__ void wait_for_dependency() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Clusters (sm_90): all threads of all CTAs wait for each other; a word of another CTA's shared memory, at the place
+// that `own` has in this one's.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ float load_cluster(const float* own, int rank) {
+    float v = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there]; }"
+                 : "=f"(v)
+                 : "r"(shared_address(own)), "r"(rank)
+                 : "memory");
+#endif
+    return v;
 }
 
 template <int Selector>
@@ -125,6 +152,22 @@ __device__ __forceinline__ uint32_t load_shared_32(uint32_t address) {
 template <int Base>
 __device__ __forceinline__ void load_shared_64(uint32_t address, uint32_t& low, uint32_t& high) {
     asm("ld.shared.v2.b32 {%0,%1}, [%2+%3];" : "=r"(low), "=r"(high) : "r"(address), "n"(Base));
+}
+// Loads of what cp.async has brought, free to be ordered among each other. The address must come from fresh() after the
+// wait: then they are not ahead of it.
+__device__ __forceinline__ uint4 load_record_128(uint32_t address) {
+    uint4 v;
+    asm("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    return v;
+}
+__device__ __forceinline__ uint32_t load_record_32(uint32_t address) {
+    uint32_t v;
+    asm("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+__device__ __forceinline__ uint32_t fresh(uint32_t address) {
+    asm volatile("" : "+r"(address)::"memory");
+    return address;
 }
 __device__ __forceinline__ void store_shared_128(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)

@@ -2,7 +2,8 @@
 //
 // By table: two or four weights at a time from shared memory, in which every lane has its own banks. A row of the table
 // holds one entry 32 times. Where the field of an index is a byte (K = 2..4), rows are 256 bytes apart and one byte
-// permute makes the whole address [ 0 | 0 | index | lane * size ]; where it is ten bits (K = 5), rows are 128 bytes.
+// permute makes the whole address [ CTA | 0 | index | lane * size ] (CTA: which one of its cluster); where it is ten
+// bits (K = 5), rows are 128 bytes.
 //
 //     K = 2   four weights, 8 bytes    256 rows    64 KB
 //     K = 3   two weights,  4 bytes    120 rows    30 KB, half used
@@ -25,8 +26,15 @@
 namespace kbitq::matmul {
 
 // The shared window of a kernel begins with 1 KB that the system keeps (sm_80 and later); the table comes next, at an
-// address known to the compiler. Kernels check it (check_table_base).
+// address known to the compiler but for its highest byte, which is the number of the CTA in its cluster. Kernels check
+// it (check_table_base).
 constexpr int kTableBase = 1024;
+constexpr uint32_t kWindowMask = 0xFF000000u;
+
+__device__ __forceinline__ uint32_t shared_window() {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    return shared_address(shared) & kWindowMask;
+}
 
 template <int K, int Copies = 32>
 struct Table {
@@ -36,11 +44,23 @@ struct Table {
     static constexpr int kRowBytes = K == 5 ? 4 * Copies : 256;
     static constexpr int kBytes = kEntries * kRowBytes;
     static constexpr int kCopyBytes = kQuad ? 8 : 4;  // of an entry, for one lane
-    static __device__ __forceinline__ uint32_t lane_offset() { return threadIdx.x % Copies * kCopyBytes; }
+    static __device__ __forceinline__ uint32_t lane_offset() {
+        return threadIdx.x % Copies * kCopyBytes | shared_window();
+    }
 };
 
 __device__ __forceinline__ void check_table_base(const void* dynamic_shared) {
-    if (shared_address(dynamic_shared) != kTableBase) __trap();
+    if ((shared_address(dynamic_shared) & ~kWindowMask) != kTableBase) __trap();
+}
+
+// A level for each of the first 2^K lanes. The barrier keeps the load ahead of the copies of weights that follow it:
+// the table waits for it, and behind those it would come last.
+template <int K>
+__device__ __forceinline__ float load_level(const float* codebook) {
+    const int lane = threadIdx.x % 32;
+    const float level = lane < (1 << K) ? __ldcg(codebook + lane) : 0.0f;
+    __syncwarp();
+    return level;
 }
 
 // The exponent e with 2^e <= largest magnitude < 2^(e+1) of the levels, one in each of the first 2^K lanes. 0 if all
@@ -59,11 +79,11 @@ __device__ __forceinline__ float multiply_exp2(float v, int e) {
     return v * __int_as_float((127 + half) << 23) * __int_as_float((127 + e - half) << 23);
 }
 
-// The level a lane keeps for the table: normalised, as T, in both halves of a register. `exponent` is what was taken
-// out.
+// The level a lane keeps for the table: normalised to a largest magnitude in [2^lift, 2^(lift+1)), as T, in both halves
+// of a register. `exponent` is what was taken out.
 template <typename T, int K>
-__device__ __forceinline__ uint32_t normalised_level(float level, int& exponent) {
-    exponent = codebook_exponent(threadIdx.x % 32 < (1 << K) ? level : 0.0f);
+__device__ __forceinline__ uint32_t normalised_level(float level, int& exponent, int lift = 0) {
+    exponent = codebook_exponent(threadIdx.x % 32 < (1 << K) ? level : 0.0f) - lift;
     const float v = multiply_exp2(level, -exponent);
     return Pair<T>::pack(v, v);
 }
@@ -88,7 +108,7 @@ __device__ __forceinline__ void fill_table(uint32_t level, int warp, int warps) 
     for (int step = warp; step < Tab::kEntries / kRowsPerStep; step += warps) {
         const int entry = step * kRowsPerStep + lane / kLanesPerRow;
         const uint32_t low = pair(entry, entry >> kOddShift), high = Tab::kQuad ? pair(entry >> 2, entry >> 6) : low;
-        store_shared_128(kTableBase + entry * Tab::kRowBytes + lane % kLanesPerRow * 16,
+        store_shared_128(shared_window() + kTableBase + entry * Tab::kRowBytes + lane % kLanesPerRow * 16,
                          make_uint4(low, high, low, high));
     }
 }
@@ -152,18 +172,18 @@ __device__ __forceinline__ void decode_subtile_in_registers(const uint32_t* w, c
 template <int K, int Copies = 32>
 __device__ __forceinline__ void decode_subtile(const uint32_t* w, uint32_t own, uint32_t (&a)[16]) {
     const auto four = [&](uint32_t bytes, int first) {  // four pairs, each the index in one byte
-        a[first + 0] = load_shared_32<kTableBase>(permute<0x5504>(bytes, own));
-        a[first + 1] = load_shared_32<kTableBase>(permute<0x5514>(bytes, own));
-        a[first + 2] = load_shared_32<kTableBase>(permute<0x5524>(bytes, own));
-        a[first + 3] = load_shared_32<kTableBase>(permute<0x5534>(bytes, own));
+        a[first + 0] = load_shared_32<kTableBase>(permute<0x7504>(bytes, own));
+        a[first + 1] = load_shared_32<kTableBase>(permute<0x7514>(bytes, own));
+        a[first + 2] = load_shared_32<kTableBase>(permute<0x7524>(bytes, own));
+        a[first + 3] = load_shared_32<kTableBase>(permute<0x7534>(bytes, own));
     };
     if constexpr (K == 2) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            load_shared_64<kTableBase>(permute<0x5504>(w[i], own), a[8 * i + 0], a[8 * i + 1]);
-            load_shared_64<kTableBase>(permute<0x5514>(w[i], own), a[8 * i + 2], a[8 * i + 3]);
-            load_shared_64<kTableBase>(permute<0x5524>(w[i], own), a[8 * i + 4], a[8 * i + 5]);
-            load_shared_64<kTableBase>(permute<0x5534>(w[i], own), a[8 * i + 6], a[8 * i + 7]);
+            load_shared_64<kTableBase>(permute<0x7504>(w[i], own), a[8 * i + 0], a[8 * i + 1]);
+            load_shared_64<kTableBase>(permute<0x7514>(w[i], own), a[8 * i + 2], a[8 * i + 3]);
+            load_shared_64<kTableBase>(permute<0x7524>(w[i], own), a[8 * i + 4], a[8 * i + 5]);
+            load_shared_64<kTableBase>(permute<0x7534>(w[i], own), a[8 * i + 6], a[8 * i + 7]);
         }
     } else if constexpr (K == 3) {
 #pragma unroll
@@ -231,32 +251,31 @@ struct Decoder<3, 32, InRegisters> {
     }
 };
 
-// The scales of rows g and g + 8 for a block as pairs of T, times 2^kScalePairExponent (so that float16, too, holds the
-// smallest scale times the smallest level). `word` is the lane's for blocks 2j and 2j + 1; odd: the second of them.
+// For weights that are scaled before they are multiplied, levels are normalised to 2^kLift, and a scale byte, shifted
+// to the place of T's exponent and mantissa, is the scale times 2^kBias: no instruction corrects for the bias of T, and
+// the smallest level times the smallest scale is a normal number, or as good as one.
 template <typename T>
 struct ScalePairs;
 
 template <>
 struct ScalePairs<__nv_bfloat16> {
-    static constexpr int kExponent = 0;
-    static constexpr int kShift = 3;  // to the place of bfloat16's exponent, whose bias is 127 instead of 11
-    static constexpr uint32_t kFactor = 0x79807980u;  // 2^116
+    static constexpr int kShift = 3;
+    static constexpr int kBias = 11 - 127;
+    static constexpr int kLift = 116;
 };
 template <>
 struct ScalePairs<__half> {
-    static constexpr int kExponent = 10;
-    static constexpr int kShift = 6;                  // bias 15 instead of 11
-    static constexpr uint32_t kFactor = 0x74007400u;  // 2^(4 + 10)
+    static constexpr int kShift = 6;
+    static constexpr int kBias = 11 - 15;
+    static constexpr int kLift = 14;
 };
 
+// The scales of rows g (low half) and g + 8 (high half) for a block. `word` is the lane's for blocks 2j and 2j + 1;
+// odd: the second of them.
 template <typename T>
-__device__ __forceinline__ void scale_pairs(uint32_t word, bool odd, uint32_t& low_row, uint32_t& high_row) {
-    using Scale = ScalePairs<T>;
-    const uint32_t placed =
-        (odd ? word >> (8 - Scale::kShift) : word << Scale::kShift) & (0x00FF00FFu << Scale::kShift);
-    const uint32_t both = Pair<T>::multiply(placed, Scale::kFactor);
-    low_row = permute<0x1010>(both, 0);
-    high_row = permute<0x3232>(both, 0);
+__device__ __forceinline__ uint32_t scale_pair(uint32_t word, bool odd) {
+    constexpr int kShift = ScalePairs<T>::kShift;
+    return (odd ? word >> (8 - kShift) : word << kShift) & (0x00FF00FFu << kShift);
 }
 
 }  // namespace kbitq::matmul

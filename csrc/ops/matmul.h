@@ -1,5 +1,5 @@
 // matmul: y = x W^T (+ bias) on the GPU, from tiles (format/tile_order.h). Five ways, by the number of rows of x:
-// gemv (matmul_gemv.cuh, 1..8), gemm (matmul_gemm.cuh, tens), wide (matmul_wide.cuh, to hundreds, on sm_90a), gemm for
+// gemv (matmul_gemv.cuh, 1..16), gemm (matmul_gemm.cuh, tens), wide (matmul_wide.cuh, to hundreds, on sm_90a), gemm for
 // the experts of a layer in one launch, and for more, the weights decoded to a matrix for the library's matmul
 // (matmul_decode_cuda.cu). matmul_cuda takes the quickest of the first three; when to decode: kbitq/gpu_linear.py.
 #pragma once
@@ -33,15 +33,16 @@ struct ExpertArgs {
     int64_t experts;         // groups is a multiple of it, and rows of W too
 };
 
-constexpr int kGemvMaxBatch = 8;
+constexpr int kGemvMaxBatch = 16;
 constexpr int kGemmSlice = 64;   // so many rows of x decode the weights once
 constexpr int kWideSlice = 256;  // the same for wide
 constexpr int kMatmulCounters = 4096;
 constexpr int kMatmulCapability = 80;  // sm_80: bfloat16 mma, cp.async. Below it: decode and multiply
 
-// Whether gemv and gemm run on this device: it is new enough, and so is the code that this build has for it (from PTX
-// of an older architecture the driver would make kernels without their instructions).
-bool matmul_ready(int device);
+// Rows of x up to which matmul_cuda takes a product on this device. 0 where it is too old, or the code that this build
+// has for it (from PTX of an older architecture the driver would make kernels without their instructions);
+// kGemvMaxBatch where a block has less shared memory than gemm takes; INT64_MAX where everything runs.
+int64_t matmul_rows(int device);
 
 // Bytes of partial sums that gemv and gemm need at most, for any shape, on this device.
 int64_t matmul_workspace_bytes(int device);

@@ -40,8 +40,6 @@ struct GemmParams {
 constexpr int kGemmTilesPerBlock = 16;  // row tiles of a CTA at most
 constexpr int kGemmInRegisters = 1;     // subtiles of four decoded in registers (K = 2, 3)
 
-constexpr int kBlockShared = 227 * 1024;  // bytes of shared memory of a block on sm_90
-
 template <int K, int NT>
 struct GemmLayout {
     static constexpr int kTiles = NT == 1 ? 1 : 2;  // row tiles of a warp
@@ -58,16 +56,17 @@ struct GemmLayout {
     }
 };
 
-// 8 * NT rows of x from row m0 on, the columns of one chunk, to shared memory; zeros past the ends. All threads.
+// 8 * NT rows of x from row m0 on, the columns of one chunk, to shared memory; zeros past the ends. All threads, a warp
+// for a row.
 template <typename T, int NT, int RowBytes>
 __device__ __forceinline__ void copy_activations(const GemmParams& p, const T* x, int64_t m0, int64_t m, int chunk,
                                                  uint8_t* to) {
-    constexpr int kPieces = kTileCols / 8;
-    for (int i = threadIdx.x; i < 8 * NT * kPieces; i += blockDim.x) {
-        const int64_t row = m0 + i / kPieces, col = static_cast<int64_t>(chunk) * kTileCols + i % kPieces * 8;
-        uint8_t* place = to + i / kPieces * RowBytes + i % kPieces * 16;
-        const bool inside = row < m && col < p.cols;
-        const T* source = x + (inside ? row * p.cols + col : 0);
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const int64_t col = static_cast<int64_t>(chunk) * kTileCols + lane * 8;
+    for (int line = threadIdx.x / 32; line < 8 * NT; line += warps) {
+        uint8_t* const place = to + line * RowBytes + lane * 16;
+        const bool inside = m0 + line < m && col < p.cols;
+        const T* const source = x + (inside ? (m0 + line) * p.cols + col : 0);
         if (p.vector_x) {
             copy_async_16(shared_address(place), source, inside ? 16 : 0);
         } else {
@@ -79,46 +78,23 @@ __device__ __forceinline__ void copy_activations(const GemmParams& p, const T* x
     }
 }
 
-// The words of a lane in a record.
-template <int K>
-__device__ __forceinline__ void load_words(const uint8_t* record, uint32_t (&w)[4 * K]) {
-#pragma unroll
-    for (int j = 0; j < K; ++j) {
-        const uint4 v = reinterpret_cast<const uint4*>(record)[j * 32 + threadIdx.x % 32];
-        w[4 * j] = v.x, w[4 * j + 1] = v.y, w[4 * j + 2] = v.z, w[4 * j + 3] = v.w;
-    }
-}
-
-// A decoded subtile times its scales.
-template <typename T, int K>
-__device__ __forceinline__ void scale_subtile(const uint8_t* record, int s, uint32_t (&a)[16]) {
-    const uint32_t word =
-        reinterpret_cast<const uint32_t*>(record + Record<K>::kScaleOffset)[threadIdx.x % 32 / 4 * 4 + s];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        uint32_t low, high;
-        scale_pairs<T>(word, i, low, high);
-#pragma unroll
-        for (int r = 0; r < 8; ++r) a[8 * i + r] = Pair<T>::multiply(a[8 * i + r], r % 2 ? high : low);
-    }
-}
-
-// sum[tile][n] += 16 x 256 weights times the activations of column tile n, for each row tile of the warp.
+// sum[tile][n] += 16 x 256 weights times the activations of column tile n, for each row tile of the warp. `own` and
+// `scales`: shared addresses of the lane's words in the first record and of the scales of its rows.
 template <typename T, int K, int NT, int Tiles, typename Decode>
-__device__ __forceinline__ void multiply_chunk(const uint8_t* records, const uint8_t* x, const Decode& decode,
+__device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, const uint8_t* x, const Decode& decode,
                                                float (&sum)[Tiles][NT][4]) {
     constexpr int kRowBytes = GemmLayout<K, NT>::kRowBytes, kSideBySide = NT < 4 ? NT : 4;
     const uint8_t* fragment = x + threadIdx.x % 32 / 4 * kRowBytes + threadIdx.x % 4 * 16;
     uint32_t w[Tiles][4 * K];
 #pragma unroll
-    for (int r = 0; r < Tiles; ++r) load_words<K>(records + r * Record<K>::kBytes, w[r]);
+    for (int r = 0; r < Tiles; ++r) load_words<K>(own + r * Record<K>::kBytes, w[r]);
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
         uint32_t a[Tiles][16];
 #pragma unroll
         for (int r = 0; r < Tiles; ++r) {
             decode(w[r] + s * K, s, a[r]);
-            scale_subtile<T, K>(records + r * Record<K>::kBytes, s, a[r]);
+            scale_subtile<T>(load_record_32(scales + r * Record<K>::kBytes + 4 * s), a[r]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -202,7 +178,9 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
     extern __shared__ __align__(1024) uint8_t shared[];
     check_table_base(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    uint8_t* const ring = shared + Table<K, Layout::kCopies>::kBytes + warp * kStages * kSlotBytes;
+    const uint32_t ring =
+        shared_address(shared) + Table<K, Layout::kCopies>::kBytes + warp * kStages * kSlotBytes + lane * 16;
+    const int to_scales = scales_from_own<K>();
     uint8_t* const staged = shared + Table<K, Layout::kCopies>::kBytes + warps * kStages * kSlotBytes;
 
     // Which row tiles, which chunks.
@@ -217,7 +195,7 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
 
     // Weights and codebook do not change (ops/repack.h) and are read before the kernel ahead has ended; x and offsets
     // are its.
-    const float level = lane < (1 << K) ? __ldcg(p.codebook + group * (1 << K) + lane) : 0.0f;
+    const float level = load_level<K>(p.codebook + group * (1 << K));
     launch_dependents();
     if (p.offsets) wait_for_dependency();
     const int expert = group / p.groups_per_expert;
@@ -226,7 +204,7 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
     if (m <= 0) return;
     const T* const x = static_cast<const T*>(p.x) + begin_m * p.cols;
     int exponent;
-    const uint32_t kept = normalised_level<T, K>(level, exponent);
+    const uint32_t kept = normalised_level<T, K>(level, exponent, ScalePairs<T>::kLift);
     const Decoder<K, Layout::kCopies, kGemmInRegisters> decode(kept);
 
     const auto copy_weights = [&](int chunk, int slot) {
@@ -235,10 +213,7 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
         for (int r = 0; r < kTiles; ++r) {
             if (r >= tiles) continue;
             const uint8_t* from = records + (static_cast<int64_t>(r) * p.chunks + chunk - first) * Record<K>::kBytes;
-            const uint32_t to = shared_address(ring) + slot * kSlotBytes + r * Record<K>::kBytes + lane * 16;
-#pragma unroll
-            for (int j = 0; j < K; ++j) copy_async_16(to + j * 512, from + j * 512);
-            copy_async_4(to + Record<K>::kScaleOffset - lane * 12, from + Record<K>::kScaleOffset - lane * 12);
+            copy_record<K>(ring + slot * kSlotBytes + r * Record<K>::kBytes, from);
         }
     };
     const auto copy_x = [&](int chunk, int slot, int64_t m0) {
@@ -266,8 +241,9 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
             copy_weights(chunk + kStages - 1, free_slot);
             copy_x(chunk + kStages - 1, free_slot, m0);
             if (tiles > 0) {
-                multiply_chunk<T, K, NT, kTiles>(ring + slot * kSlotBytes, staged + slot * Layout::kActivations, decode,
-                                                 sum);
+                const uint32_t record = fresh(ring + slot * kSlotBytes);
+                multiply_chunk<T, K, NT, kTiles>(record, record + to_scales, staged + slot * Layout::kActivations,
+                                                 decode, sum);
             }
             slot = slot + 1 == kStages ? 0 : slot + 1;
         }
@@ -284,11 +260,11 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
         for (int r = 0; r < kTiles; ++r) {
             if (r >= tiles) continue;
             store_tile<T, NT>(p, static_cast<T*>(p.y) + begin_m * p.rows, row0 + r * kTileRows, m0, m,
-                              exponent - ScalePairs<T>::kExponent, sum[r]);
+                              exponent - ScalePairs<T>::kBias, sum[r]);
         }
     }
 #else
-    __trap();  // matmul_ready keeps callers from here
+    __trap();  // matmul_rows keeps callers from here
 #endif
 }
 

@@ -104,7 +104,7 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t barriers = kTableBase + Table<K, Layout::kCopies>::kBytes;
     const uint32_t staged = barriers + Layout::kBarrierBytes;
-    uint8_t* const ring = shared + Layout::kFixed + warp * kStages * Record<K>::kBytes;
+    const uint32_t ring = kTableBase + Layout::kFixed + warp * kStages * Record<K>::kBytes + lane * 16;
     const auto full = [&](int slot) { return barriers + slot * 8; };
     const auto empty = [&](int slot) { return barriers + (kSlots + slot) * 8; };
 
@@ -121,16 +121,13 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
     const auto copy_weights = [&](int chunk, int slot) {
         if (chunk < end && exists) {
             const uint8_t* from = records + static_cast<int64_t>(chunk - first) * Record<K>::kBytes;
-            const uint32_t to = shared_address(ring) + slot * Record<K>::kBytes + lane * 16;
-#pragma unroll
-            for (int j = 0; j < K; ++j) copy_async_16(to + j * 512, from + j * 512);
-            copy_async_4(to + Record<K>::kScaleOffset - lane * 12, from + Record<K>::kScaleOffset - lane * 12);
+            copy_record<K>(ring + slot * Record<K>::kBytes, from);
         }
         copy_async_commit();
     };
 
     // Weights and codebook do not change (ops/repack.h) and are read before the kernel ahead has ended; x is its.
-    const float level = lane < (1 << K) ? __ldcg(p.codebook + group * (1 << K) + lane) : 0.0f;
+    const float level = load_level<K>(p.codebook + group * (1 << K));
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
     launch_dependents();
@@ -143,7 +140,7 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
         barrier_init_fence();
     }
     int exponent;
-    const uint32_t kept = normalised_level<T, K>(level, exponent);
+    const uint32_t kept = normalised_level<T, K>(level, exponent, ScalePairs<T>::kLift);
     fill_table<K, Layout::kCopies>(kept, warp, Layout::kWarps);
     const Decoder<K, Layout::kCopies, kWideInRegisters<K, N>> decode(kept);
     __syncthreads();
@@ -170,14 +167,14 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
         copy_async_wait<kStages - 2>();
         __syncwarp();
         copy_weights(chunk + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);
-        const uint8_t* const record = ring + slot * Record<K>::kBytes;
+        const uint32_t own = fresh(ring + slot * Record<K>::kBytes), scales = own + scales_from_own<K>();
         uint32_t w[4 * K];
-        load_words<K>(record, w);
+        load_words<K>(own, w);
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
             uint32_t a[16];
             decode(w + s * K, s, a);
-            scale_subtile<T, K>(record, s, a);
+            scale_subtile<T>(load_record_32(scales + 4 * s), a);
             const int x_slot = piece % kSlots;
             if (s % kSubtiles == 0) {
                 // The copy of kSlots - 2 pieces on goes where the piece before the last was: every warp is done with
@@ -205,7 +202,7 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
     copy_async_wait<0>();
     if (!exists) return;
     if (p.splits > 1 && !gather_splits<N / 8>(p, block * Layout::kWarps + warp, split, sum)) return;
-    store_tile<T, N / 8>(p, static_cast<T*>(p.y), tile * kTileRows, 0, p.m, exponent - ScalePairs<T>::kExponent, sum);
+    store_tile<T, N / 8>(p, static_cast<T*>(p.y), tile * kTileRows, 0, p.m, exponent - ScalePairs<T>::kBias, sum);
 #else
     __trap();  // wide_ready keeps callers from here
 #endif

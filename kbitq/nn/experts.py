@@ -148,6 +148,8 @@ class KbitExperts(PackedModule):
             return None
         if not x.is_cuda or x.dtype not in gpu_linear.GROUPED_DTYPES or (torch.is_grad_enabled() and x.requires_grad):
             return None
+        if not gpu_linear.takes_groups(x.get_device()):
+            return None
         stacks = [self.stack(name) for name in (first, "down_proj")]
         count = len(stacks[0])
         if getattr(self, "num_experts", None) != count or chosen.numel() > count * gpu_linear.FUSED_ROWS:
