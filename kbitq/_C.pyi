@@ -37,6 +37,19 @@ def linear(
 ) -> None: ...
 def tile_shape(rows: int, cols: int, k: int) -> tuple[int, int, int]: ...
 def matmul_rows(device: int) -> int: ...
+def gemv_plan(
+    table: int,
+    ring: int,
+    mp: int,
+    tiles: int,
+    groups: int,
+    chunks: int,
+    m: int,
+    multiprocessors: int,
+    shared_bytes: int,
+    clusters: list[int],
+    workspace_bytes: int,
+) -> dict[str, int]: ...
 def matmul_workspace_bytes(device: int) -> int: ...
 def matmul_staging_bytes(m: int, rows: int, cols: int, device: int) -> int: ...
 def repack(

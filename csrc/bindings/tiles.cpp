@@ -3,11 +3,13 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/tensor_view.h"
 #include "format/tile_order.h"
 #include "ops/matmul.h"
+#include "ops/matmul_gemv_plan.h"
 #include "ops/repack.h"
 
 namespace kbitq {
@@ -160,6 +162,22 @@ int64_t rows_taken(int device) {
 #endif
 }
 
+// For the tests: what plan_gemv makes of an instance, a matrix and a card that need not be here.
+py::dict gemv_plan(int table, int ring, int mp, int tiles, int groups, int chunks, int m, int multiprocessors,
+                   int shared_bytes, const std::vector<int>& clusters, int64_t workspace_bytes) {
+    matmul::GemvCard card;
+    card.multiprocessors = multiprocessors;
+    card.shared_bytes = shared_bytes;
+    card.workspace_bytes = workspace_bytes;
+    for (size_t i = 0; i < clusters.size() && i < matmul::kGemvMaxSplitShift; ++i) card.clusters[i + 1] = clusters[i];
+    const matmul::GemvSizes sizes{table, ring, mp};
+    const matmul::GemvPlan plan = matmul::plan_gemv(sizes, {tiles, groups, chunks, m}, card);
+    using namespace pybind11::literals;
+    return py::dict("warps"_a = plan.warps, "lanes"_a = plan.lanes(), "splits"_a = plan.splits(),
+                    "parts"_a = plan.parts, "passes"_a = plan.passes, "batch"_a = plan.batch,
+                    "total_tiles"_a = plan.total_tiles, "cluster"_a = plan.cluster, "bytes"_a = plan.bytes(sizes));
+}
+
 }  // namespace
 
 void bind_tiles(py::module_& m) {
@@ -176,6 +194,9 @@ void bind_tiles(py::module_& m) {
     m.def("matmul_rows", &rows_taken, arg("device"),
           "Rows of x up to which linear_tiles takes a product on this CUDA device with this build; 0: none.");
     m.attr("gemv_rows") = kGemvMaxBatch;
+    m.def("gemv_plan", &gemv_plan, arg("table"), arg("ring"), arg("mp"), arg("tiles"), arg("groups"), arg("chunks"),
+          arg("m"), arg("multiprocessors"), arg("shared_bytes"), arg("clusters"), arg("workspace_bytes"),
+          "How the kernel for few rows of x cuts a matrix (csrc/ops/matmul_gemv_plan.h); warps is 0 if nothing fits.");
     m.def("repack", &repack, arg("packed"), arg("absmax"), arg("tiles"), arg("cols"), arg("inverse"),
           arg("threads") = 1, arg("stream") = 0, "Fill tiles from packed and absmax, or (inverse) these from tiles.");
     m.def("linear_tiles", &linear_tiles, arg("x"), arg("tiles"), arg("codebook"), arg("bias").none(true), arg("out"),

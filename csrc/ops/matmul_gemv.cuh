@@ -24,7 +24,7 @@
 #include <type_traits>
 
 #include "cuda/tile_decode.cuh"
-#include "ops/matmul.h"
+#include "ops/matmul_gemv_plan.h"
 
 namespace kbitq::matmul {
 
@@ -55,7 +55,6 @@ struct GemvParams {
     int whole_chunks;              // that lie within the columns, if so; else 0
 };
 
-constexpr int kGemvMaxWarps = 16, kGemvMaxSplits = 8;
 constexpr int kBlockShared = 227 * 1024;  // bytes of shared memory of a block on sm_90
 
 template <int K>

@@ -2,133 +2,51 @@
 #include "ops/matmul.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "cuda/matmul_launch.cuh"
 #include "ops/matmul_gemv.cuh"
+#include "ops/matmul_gemv_plan.h"
 
 namespace kbitq {
 namespace matmul {
 namespace {
 
-// What an instance needs of shared memory.
-struct GemvSizes {
-    int table, ring;  // bytes; of the ring for each warp
-    int mp;
-    int sums() const { return kTileRows * mp * 4; }  // bytes, of a row tile
-};
-
-// The matrix as the cut sees it.
-struct GemvWork {
-    int tiles_per_group = 0, groups = 0, chunks = 0, m = 0;
-    bool operator==(const GemvWork& other) const {
-        return tiles_per_group == other.tiles_per_group && groups == other.groups && chunks == other.chunks &&
-               m == other.m;
-    }
-};
-
-struct GemvPlan {
-    int warps = 0, lane_shift = 0, split_shift = 0, parts = 0, passes = 0, batch = 0, total_tiles = 0;
-    bool cluster = false;
-    int lanes() const { return 1 << lane_shift; }
-    int splits() const { return 1 << split_shift; }
-    int bytes(const GemvSizes& sizes) const {
-        return sizes.table + warps * sizes.ring + (total_tiles + batch * (warps / lanes())) * sizes.sums();
-    }
-};
-
 // Clusters of so many CTAs, each with a multiprocessor for itself, that run at a time; 0 where there are none.
-int clusters_at_a_time(int device, int size) {
-    static int known[kMaxDevices][kGemvMaxSplits + 1];
+int clusters_of(int device, int size) {
     if (device_facts(device).capability < 90) return 0;
-    if (known[device][size] == 0) {
-        const auto kernel = reinterpret_cast<const void*>(gemv_kernel<__nv_bfloat16, 2, 1, 32, true>);
-        const int bytes = device_facts(device).shared_bytes;
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "gemv", "cluster");
-        cudaLaunchAttribute shape = {};
-        shape.id = cudaLaunchAttributeClusterDimension;
-        shape.val.clusterDim.x = size;
-        shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(size);
-        config.blockDim = dim3(kGemvMaxWarps * 32);
-        config.dynamicSmemBytes = bytes;
-        config.attrs = &shape;
-        config.numAttrs = 1;
-        int count = 0;
-        check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "gemv", "cluster");
-        known[device][size] = count > 0 ? count : -1;
-    }
-    return std::max(known[device][size], 0);
+    const auto kernel = reinterpret_cast<const void*>(gemv_kernel<__nv_bfloat16, 2, 1, 32, true>);
+    const int bytes = device_facts(device).shared_bytes;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "gemv", "cluster");
+    cudaLaunchAttribute shape = {};
+    shape.id = cudaLaunchAttributeClusterDimension;
+    shape.val.clusterDim.x = size;
+    shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(size);
+    config.blockDim = dim3(kGemvMaxWarps * 32);
+    config.dynamicSmemBytes = bytes;
+    config.attrs = &shape;
+    config.numAttrs = 1;
+    int count = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "gemv", "cluster");
+    return std::max(count, 0);
 }
 
-// Do the partial sums of so many splits fit the workspace (matmul_workspace_bytes), and their counters?
-bool splits_fit(const GemvWork& work, int parts, int splits, int device) {
-    const int64_t sums = static_cast<int64_t>(work.tiles_per_group) * work.groups * kTileRows * work.m * splits;
-    return sums * 4 <= matmul_workspace_bytes(device) && parts * work.groups <= kMatmulCounters;
-}
-
-// Row tiles between two sums over the warps, and the places for totals that it takes; false if nothing fits.
-bool place_sums(GemvPlan& plan, const GemvSizes& sizes, int tiles, int shared_bytes) {
-    const int lanes = plan.lanes(), of_batch = plan.warps / lanes * sizes.sums();
-    const auto batch = [&](int places) {
-        const int room = shared_bytes - sizes.table - plan.warps * sizes.ring - places * sizes.sums();
-        return std::min((tiles + lanes - 1) / lanes, std::max(room, 0) / (of_batch * lanes)) * lanes;
-    };
-    plan.total_tiles = 0;
-    plan.batch = batch(0);
-    if (plan.split_shift > 0 || (plan.passes > 1 && plan.batch < tiles)) plan.batch = batch(plan.total_tiles = tiles);
-    return plan.batch > 0;
-}
-
-// In hundredths of the time that a multiprocessor takes for a record, fitted to an H200: the records of the busiest one
-// (its four schedulers have whole warps), the activations that its warps fetch, its sums.
-int64_t gemv_cost(const GemvPlan& plan, const GemvSizes& sizes, int tiles, int waves) {
-    const int lanes = plan.lanes(), warps = std::max((plan.warps + 3) / 4 * 4, 8);
-    const int64_t records = static_cast<int64_t>(plan.passes) * ((tiles + lanes - 1) / lanes) * warps;
-    int each = 100;
-    if (sizes.mp <= 4) each += 3 * (16 - warps);
-    if (sizes.mp == 8) each += warps == 12 ? 0 : warps > 12 ? 15 : 14;
-    if (sizes.mp == 16) each += (16 - warps) * 8 / 5;
-    const int activations = plan.passes * (sizes.mp <= 4 ? warps : plan.warps) * (40 + 3 * sizes.mp);
-    const int syncs = ((tiles + plan.batch - 1) / plan.batch - 1) * (plan.total_tiles ? plan.passes : 1);
-    const int splits = plan.split_shift == 0 ? 0 : plan.cluster ? 1800 : 3000;
-    return waves * (records * each + activations + syncs * (300 + 100 * sizes.mp)) + splits;
-}
-
-// The least cost among the cuts that fit, with `rounds` times as many parts as run at a time.
-GemvPlan plan_gemv(const GemvSizes& sizes, const GemvWork& work, int device, int rounds = 1) {
-    constexpr int kMaxRounds = 64;
-    const int most_lanes = work.chunks <= 4 ? 8 : 2;
+// The device as the cut sees it.
+const GemvCard& gemv_card(int device) {
+    static GemvCard cards[kMaxDevices];
+    static std::once_flag once[kMaxDevices];
     const DeviceFacts& facts = device_facts(device);
-    GemvPlan best;
-    int64_t least = INT64_MAX;
-    for (int split_shift = 0; 1 << split_shift <= std::min(kGemvMaxSplits, work.chunks); ++split_shift) {
-        const int splits = 1 << split_shift, clusters = split_shift > 0 ? clusters_at_a_time(device, splits) : 0;
-        const int at_a_time = clusters > 0 ? clusters : std::max(facts.multiprocessors / splits, 1);
-        const int parts = std::clamp(at_a_time * rounds / work.groups, 1, work.tiles_per_group);
-        const int tiles = (work.tiles_per_group + parts - 1) / parts;
-        const int waves = (work.groups * parts + at_a_time - 1) / at_a_time;
-        if (split_shift > 0 && clusters == 0 && !splits_fit(work, parts, splits, device)) break;
-        for (int lane_shift = 0; 1 << lane_shift <= std::min(most_lanes, tiles); ++lane_shift) {
-            for (int warps = kGemvMaxWarps; warps >= std::max(4, 1 << lane_shift); warps -= 1 << lane_shift) {
-                const int side_by_side = (warps >> lane_shift) * splits;
-                GemvPlan plan;
-                plan.warps = warps;
-                plan.lane_shift = lane_shift;
-                plan.split_shift = split_shift;
-                plan.parts = parts;
-                plan.passes = (work.chunks + side_by_side - 1) / side_by_side;
-                plan.cluster = clusters > 0;
-                if (!place_sums(plan, sizes, tiles, facts.shared_bytes)) continue;
-                const int64_t cost = gemv_cost(plan, sizes, tiles, waves);
-                if (cost < least) {
-                    least = cost;
-                    best = plan;
-                }
-            }
-        }
-    }
-    return best.warps == 0 && rounds < kMaxRounds ? plan_gemv(sizes, work, device, 2 * rounds) : best;
+    std::call_once(once[device], [&] {
+        GemvCard& card = cards[device];
+        card.multiprocessors = facts.multiprocessors;
+        card.shared_bytes = facts.shared_bytes;
+        card.workspace_bytes = matmul_workspace_bytes(device);
+        for (int shift = 1; shift <= kGemvMaxSplitShift; ++shift)
+            card.clusters[shift] = clusters_of(device, 1 << shift);
+    });
+    return cards[device];
 }
 
 template <int K, int MP, int Copies>
@@ -147,7 +65,7 @@ const GemvPlan& known_plan(const GemvWork& work, int device) {
     const unsigned mixed = work.tiles_per_group * 2654435761u ^ work.chunks * 40503u ^ (work.groups * 16 + work.m);
     Known& place = known[(mixed ^ mixed >> 16) % kPlaces];
     if (place.device != device || !(place.work == work)) {
-        place = {work, device, plan_gemv(kGemvSizes<K, MP, Copies>, work, device)};
+        place = {work, device, plan_gemv(kGemvSizes<K, MP, Copies>, work, gemv_card(device))};
     }
     return place.plan;
 }

@@ -1,0 +1,80 @@
+"""How the GPU kernel for few rows of x cuts a matrix: whatever the card and the shape, the cut covers it and fits."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kbitq._core import core
+
+KB = 1024
+# capability: multiprocessors, shared memory of a block, clusters of 2, 4 and 8 at a time
+CARDS = {
+    "H200": (132, 227 * KB, [66, 30, 15]),
+    "A100": (108, 163 * KB, []),
+    "RTX 4090": (128, 99 * KB, []),
+    "RTX 5090": (170, 99 * KB, [85, 40, 20]),
+    "RTX 3050": (18, 99 * KB, []),
+}
+TABLES = {2: 64 * KB, 3: 30 * KB, 4: 64 * KB, 5: 64 * KB}  # the smaller of K = 5, which every card has room for
+ROWS_OF_X = (1, 2, 4, 8, 16)
+
+
+def plan_of(card: str, k: int, mp: int, tiles: int, groups: int, chunks: int) -> dict[str, int]:
+    multiprocessors, shared, clusters = CARDS[card]
+    stages = 3 if mp == 8 or (mp == 1 and k <= 4) else 2  # GemvLayout
+    ring = stages * 4 * core.tile_shape(16, 256, k)[2]
+    workspace = multiprocessors * 8 * 16 * 256 * 4
+    return core.gemv_plan(TABLES[k], ring, mp, tiles, groups, chunks, mp, multiprocessors, shared, clusters, workspace)
+
+
+@given(
+    card=st.sampled_from(sorted(CARDS)),
+    k=st.sampled_from(sorted(TABLES)),
+    mp=st.sampled_from(ROWS_OF_X),
+    tiles=st.one_of(st.integers(1, 300), st.integers(1, 20000)),
+    groups=st.sampled_from((1, 2, 3, 6, 200)),
+    chunks=st.integers(1, 300),
+)
+def test_every_cut_covers_the_matrix_and_fits(card, k, mp, tiles, groups, chunks):
+    plan = plan_of(card, k, mp, tiles, groups, chunks)
+    multiprocessors, shared, clusters = CARDS[card]
+    warps, lanes, splits, parts = plan["warps"], plan["lanes"], plan["splits"], plan["parts"]
+    assert 4 <= warps <= 16
+    assert warps % lanes == 0
+    assert plan["bytes"] <= shared
+    assert 1 <= parts <= tiles
+    most = math.ceil(tiles / parts)  # row tiles of a part
+    side_by_side = warps // lanes * splits
+    assert (plan["passes"] - 1) * side_by_side < chunks <= plan["passes"] * side_by_side
+    assert plan["batch"] >= lanes
+    assert plan["batch"] % lanes == 0
+    if plan["total_tiles"]:
+        assert plan["total_tiles"] >= most
+    else:  # sums go to y as they come
+        assert splits == 1
+        assert plan["passes"] == 1 or plan["batch"] >= most
+    if plan["cluster"]:
+        assert splits > 1
+        assert clusters
+    elif splits > 1:  # through the workspace
+        assert not clusters
+        assert tiles * groups * 16 * mp * splits * 4 <= multiprocessors * 8 * 16 * 256 * 4
+        assert parts * groups <= core.matmul_counters
+
+
+@pytest.mark.parametrize("mp", ROWS_OF_X)
+def test_the_whole_card_works(mp):
+    """Llama's layers on an H200: no multiprocessor has more than a quarter too much to do."""
+    for rows, cols in ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192)):
+        plan = plan_of("H200", 3, mp, rows // 16, 1, cols // 256)
+        tiles = math.ceil(rows // 16 / plan["parts"])
+        busiest = plan["passes"] * math.ceil(tiles / plan["lanes"]) * plan["warps"]
+        assert busiest <= 1.25 * rows / 16 * cols / 256 / 132
+
+
+def test_what_does_not_fit_is_said():
+    """K = 5 with the larger table on a card with 99 KB."""
+    record = 4 * core.tile_shape(16, 256, 5)[2]
+    assert core.gemv_plan(128 * KB, 2 * record, 1, 64, 1, 16, 1, 128, 99 * KB, [], 1 << 24)["warps"] == 0
