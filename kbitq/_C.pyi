@@ -8,6 +8,7 @@ tile_rows: int
 tile_max_bits: int
 gemv_rows: int
 matmul_counters: int
+matmul_workspace_sums: int
 
 def cuda_status() -> str: ...
 def simd() -> str: ...
@@ -38,17 +39,15 @@ def linear(
 def tile_shape(rows: int, cols: int, k: int) -> tuple[int, int, int]: ...
 def matmul_rows(device: int) -> int: ...
 def gemv_plan(
-    table: int,
-    ring: int,
-    mp: int,
+    k: int,
+    m: int,
     tiles: int,
     groups: int,
     chunks: int,
-    m: int,
     multiprocessors: int,
     shared_bytes: int,
     clusters: list[int],
-    workspace_bytes: int,
+    small_table: bool = False,
 ) -> dict[str, int]: ...
 def matmul_workspace_bytes(device: int) -> int: ...
 def matmul_staging_bytes(m: int, rows: int, cols: int, device: int) -> int: ...

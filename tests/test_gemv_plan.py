@@ -17,28 +17,25 @@ CARDS = {
     "RTX 5090": (170, 99 * KB, [85, 40, 20]),
     "RTX 3050": (18, 99 * KB, []),
 }
-TABLES = {2: 64 * KB, 3: 30 * KB, 4: 64 * KB, 5: 64 * KB}  # the smaller of K = 5, which every card has room for
-ROWS_OF_X = (1, 2, 4, 8, 16)
+KS = (2, 3, 4, 5)
 
 
-def plan_of(card: str, k: int, mp: int, tiles: int, groups: int, chunks: int) -> dict[str, int]:
-    multiprocessors, shared, clusters = CARDS[card]
-    stages = 3 if mp == 8 or (mp == 1 and k <= 4) else 2  # GemvLayout
-    ring = stages * 4 * core.tile_shape(16, 256, k)[2]
-    workspace = multiprocessors * 8 * 16 * 256 * 4
-    return core.gemv_plan(TABLES[k], ring, mp, tiles, groups, chunks, mp, multiprocessors, shared, clusters, workspace)
+def plan_of(card: str, k: int, m: int, tiles: int, groups: int, chunks: int) -> dict[str, int]:
+    """As the launcher: where the table of K = 5 does not fit, with the smaller one."""
+    plan = core.gemv_plan(k, m, tiles, groups, chunks, *CARDS[card])
+    return plan if plan["warps"] else core.gemv_plan(k, m, tiles, groups, chunks, *CARDS[card], small_table=True)
 
 
 @given(
     card=st.sampled_from(sorted(CARDS)),
-    k=st.sampled_from(sorted(TABLES)),
-    mp=st.sampled_from(ROWS_OF_X),
+    k=st.sampled_from(KS),
+    m=st.integers(1, core.gemv_rows),
     tiles=st.one_of(st.integers(1, 300), st.integers(1, 20000)),
     groups=st.sampled_from((1, 2, 3, 6, 200)),
     chunks=st.integers(1, 300),
 )
-def test_every_cut_covers_the_matrix_and_fits(card, k, mp, tiles, groups, chunks):
-    plan = plan_of(card, k, mp, tiles, groups, chunks)
+def test_every_cut_covers_the_matrix_and_fits(card, k, m, tiles, groups, chunks):
+    plan = plan_of(card, k, m, tiles, groups, chunks)
     multiprocessors, shared, clusters = CARDS[card]
     warps, lanes, splits, parts = plan["warps"], plan["lanes"], plan["splits"], plan["parts"]
     assert 4 <= warps <= 16
@@ -60,15 +57,15 @@ def test_every_cut_covers_the_matrix_and_fits(card, k, mp, tiles, groups, chunks
         assert clusters
     elif splits > 1:  # through the workspace
         assert not clusters
-        assert tiles * groups * 16 * mp * splits * 4 <= multiprocessors * 8 * 16 * 256 * 4
+        assert tiles * groups * core.tile_rows * m * splits <= multiprocessors * core.matmul_workspace_sums
         assert parts * groups <= core.matmul_counters
 
 
-@pytest.mark.parametrize("mp", ROWS_OF_X)
-def test_the_whole_card_works(mp):
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+def test_the_whole_card_works(m):
     """Llama's layers on an H200: no multiprocessor has more than a quarter too much to do."""
     for rows, cols in ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192)):
-        plan = plan_of("H200", 3, mp, rows // 16, 1, cols // 256)
+        plan = plan_of("H200", 3, m, rows // 16, 1, cols // 256)
         tiles = math.ceil(rows // 16 / plan["parts"])
         busiest = plan["passes"] * math.ceil(tiles / plan["lanes"]) * plan["warps"]
         assert busiest <= 1.25 * rows / 16 * cols / 256 / 132
@@ -76,5 +73,4 @@ def test_the_whole_card_works(mp):
 
 def test_what_does_not_fit_is_said():
     """K = 5 with the larger table on a card with 99 KB."""
-    record = 4 * core.tile_shape(16, 256, 5)[2]
-    assert core.gemv_plan(128 * KB, 2 * record, 1, 64, 1, 16, 1, 128, 99 * KB, [], 1 << 24)["warps"] == 0
+    assert core.gemv_plan(5, 1, 64, 1, 16, *CARDS["RTX 4090"])["warps"] == 0

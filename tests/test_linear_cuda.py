@@ -118,6 +118,23 @@ def test_tile_arguments_are_named():
         torch.ops.kbitq.tile(torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.uint8), 32)
 
 
+@pytest.mark.parametrize(
+    "taken, wide, rows, groups",
+    [
+        (0, False, 0, False),
+        (core.gemv_rows, False, core.gemv_rows, False),
+        (1 << 62, False, 128, True),
+        (1 << 62, True, 1024, True),
+    ],
+    ids=["too old", "99 KB", "B200", "Hopper"],
+)
+def test_which_products_a_card_takes(monkeypatch, taken, wide, rows, groups):
+    monkeypatch.setattr(gpu_linear, "_rows_taken", lambda device: taken)
+    monkeypatch.setattr(gpu_linear, "_has_wide", lambda device: wide)
+    assert gpu_linear.fused_rows(0, 14336, 4096) == rows
+    assert gpu_linear.takes_groups(0) == groups
+
+
 # --- multiplication --------------------------------------------------------------------------------
 
 

@@ -162,20 +162,32 @@ int64_t rows_taken(int device) {
 #endif
 }
 
-// For the tests: what plan_gemv makes of an instance, a matrix and a card that need not be here.
-py::dict gemv_plan(int table, int ring, int mp, int tiles, int groups, int chunks, int m, int multiprocessors,
-                   int shared_bytes, const std::vector<int>& clusters, int64_t workspace_bytes) {
-    matmul::GemvCard card;
+// For the tests: what plan_gemv makes of a matrix on a card that need not be here.
+py::dict gemv_plan(int k, int m, int tiles, int groups, int chunks, int multiprocessors, int shared_bytes,
+                   const std::vector<int>& clusters, bool small_table) {
+    using namespace matmul;
+    using namespace pybind11::literals;
+    GemvCard card;
     card.multiprocessors = multiprocessors;
     card.shared_bytes = shared_bytes;
-    card.workspace_bytes = workspace_bytes;
-    for (size_t i = 0; i < clusters.size() && i < matmul::kGemvMaxSplitShift; ++i) card.clusters[i + 1] = clusters[i];
-    const matmul::GemvSizes sizes{table, ring, mp};
-    const matmul::GemvPlan plan = matmul::plan_gemv(sizes, {tiles, groups, chunks, m}, card);
-    using namespace pybind11::literals;
-    return py::dict("warps"_a = plan.warps, "lanes"_a = plan.lanes(), "splits"_a = plan.splits(),
-                    "parts"_a = plan.parts, "passes"_a = plan.passes, "batch"_a = plan.batch,
-                    "total_tiles"_a = plan.total_tiles, "cluster"_a = plan.cluster, "bytes"_a = plan.bytes(sizes));
+    for (size_t i = 0; i < clusters.size() && i < kGemvMaxSplitShift; ++i) card.clusters[i + 1] = clusters[i];
+    py::dict result;
+    with_bits(k, [&](auto bits) {
+        if constexpr (bits > kTileMaxBits) {
+            throw py::value_error("k: tiles have 2 to 5 bits, got " + std::to_string(k));
+        } else {
+            with_gemv_rows(m, [&](auto mp) {
+                const GemvSizes sizes = small_table && bits == 5 ? kGemvSizes < bits, mp,
+                                bits == 5 ? 16 : 32 >            : kGemvSizes<bits, mp>;
+                const GemvPlan plan = plan_gemv(sizes, {tiles, groups, chunks, m}, card);
+                result = py::dict("warps"_a = plan.warps, "lanes"_a = plan.lanes(), "splits"_a = plan.splits(),
+                                  "parts"_a = plan.parts, "passes"_a = plan.passes, "batch"_a = plan.batch,
+                                  "total_tiles"_a = plan.total_tiles, "cluster"_a = plan.cluster,
+                                  "bytes"_a = plan.bytes(sizes));
+            });
+        }
+    });
+    return result;
 }
 
 }  // namespace
@@ -194,9 +206,10 @@ void bind_tiles(py::module_& m) {
     m.def("matmul_rows", &rows_taken, arg("device"),
           "Rows of x up to which linear_tiles takes a product on this CUDA device with this build; 0: none.");
     m.attr("gemv_rows") = kGemvMaxBatch;
-    m.def("gemv_plan", &gemv_plan, arg("table"), arg("ring"), arg("mp"), arg("tiles"), arg("groups"), arg("chunks"),
-          arg("m"), arg("multiprocessors"), arg("shared_bytes"), arg("clusters"), arg("workspace_bytes"),
+    m.def("gemv_plan", &gemv_plan, arg("k"), arg("m"), arg("tiles"), arg("groups"), arg("chunks"),
+          arg("multiprocessors"), arg("shared_bytes"), arg("clusters"), arg("small_table") = false,
           "How the kernel for few rows of x cuts a matrix (csrc/ops/matmul_gemv_plan.h); warps is 0 if nothing fits.");
+    m.attr("matmul_workspace_sums") = kWorkspaceSums;
     m.def("repack", &repack, arg("packed"), arg("absmax"), arg("tiles"), arg("cols"), arg("inverse"),
           arg("threads") = 1, arg("stream") = 0, "Fill tiles from packed and absmax, or (inverse) these from tiles.");
     m.def("linear_tiles", &linear_tiles, arg("x"), arg("tiles"), arg("codebook"), arg("bias").none(true), arg("out"),

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "cuda/mma.cuh"
+#include "cuda/tile_table.h"
 #include "format/tile_order.h"
 
 namespace kbitq::matmul {
@@ -37,13 +38,8 @@ __device__ __forceinline__ uint32_t shared_window() {
 }
 
 template <int K, int Copies = 32>
-struct Table {
-    static_assert(Copies == 32 || (K == 5 && Copies == 16));
-    static constexpr int kQuad = K == 2;                                  // weights of an entry: 4 or 2
-    static constexpr int kEntries = K == 3 ? 0x78 : K == 5 ? 1024 : 256;  // K = 3: an index is [ 0 e1 . . | 0 e0 . . ]
-    static constexpr int kRowBytes = K == 5 ? 4 * Copies : 256;
-    static constexpr int kBytes = kEntries * kRowBytes;
-    static constexpr int kCopyBytes = kQuad ? 8 : 4;  // of an entry, for one lane
+struct Table : TableSize<K, Copies> {
+    using TableSize<K, Copies>::kCopyBytes;
     static __device__ __forceinline__ uint32_t lane_offset() {
         return threadIdx.x % Copies * kCopyBytes | shared_window();
     }

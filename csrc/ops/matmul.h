@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "format/block.h"
+#include "format/tile_order.h"
 
 namespace kbitq {
 
@@ -36,6 +36,11 @@ struct ExpertArgs {
 constexpr int kGemvMaxBatch = 16;
 constexpr int kGemmSlice = 64;   // so many rows of x decode the weights once
 constexpr int kWideSlice = 256;  // the same for wide
+// One slice of sums for each warp of a grid that fills the device once: of wide with 256 rows of x, two warpgroups.
+// Those of gemm and of gemv are less.
+constexpr int64_t kWorkspaceSums = 8 * kTileRows * kWideSlice;
+constexpr int kBlockShared =
+    227 * 1024;  // bytes of a block's shared memory that gemm and wide are laid out for (sm_90)
 constexpr int kMatmulCounters = 4096;
 constexpr int kMatmulCapability = 80;  // sm_80: bfloat16 mma, cp.async. Below it: decode and multiply
 
@@ -44,7 +49,8 @@ constexpr int kMatmulCapability = 80;  // sm_80: bfloat16 mma, cp.async. Below i
 // kGemvMaxBatch where a block has less shared memory than gemm takes; INT64_MAX where everything runs.
 int64_t matmul_rows(int device);
 
-// Bytes of partial sums that gemv and gemm need at most, for any shape, on this device.
+// Bytes of partial sums that any of them needs at most, for any shape, on this device: kWorkspaceSums floats for each
+// multiprocessor.
 int64_t matmul_workspace_bytes(int device);
 
 // Bytes of staging for a product with so many rows of x; 0 where wide would not be used.

@@ -13,8 +13,8 @@
 // them up in their order, from the workspace.
 #pragma once
 
+#include "cuda/record.cuh"
 #include "ops/matmul.h"
-#include "ops/matmul_gemv.cuh"
 
 namespace kbitq::matmul {
 
@@ -37,8 +37,29 @@ struct GemmParams {
     bool vector_x;
 };
 
+// For one matrix, not for experts; x and vector_x are the caller's.
+inline GemmParams gemm_params(const TileMatmulArgs& args, int blocks_per_group, int splits) {
+    GemmParams p{};
+    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
+    p.codebook = args.codebook;
+    p.bias = args.bias;
+    p.y = args.y;
+    p.partial = reinterpret_cast<float4*>(args.workspace);
+    p.counters = args.counters;
+    p.rows = args.rows;
+    p.cols = args.cols;
+    p.m = args.m;
+    p.tiles_per_group = static_cast<int>(row_tiles(args.rows / args.groups));
+    p.blocks_per_group = blocks_per_group;
+    p.groups_per_expert = static_cast<int>(args.groups);
+    p.chunks = static_cast<int>(tile_chunks(args.cols));
+    p.splits = splits;
+    return p;
+}
+
 constexpr int kGemmTilesPerBlock = 16;  // row tiles of a CTA at most
-constexpr int kGemmInRegisters = 1;     // subtiles of four decoded in registers (K = 2, 3)
+static_assert(kGemmTilesPerBlock * kTileRows * kGemmSlice <= kWorkspaceSums);
+constexpr int kGemmInRegisters = 1;  // subtiles of four decoded in registers (K = 2, 3)
 
 template <int K, int NT>
 struct GemmLayout {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/matmul_launch.cuh"
+#include "ops/matmul_dispatch.cuh"
 #include "ops/matmul_gemm.cuh"
 
 namespace kbitq {
@@ -48,24 +49,12 @@ void launch_gemm(const TileMatmulArgs& args, const ExpertArgs& experts, int devi
     using Layout = GemmLayout<K, NT>;
     const GemmPlan plan = plan_gemm(tiles_per_group, Layout::kTiles, Layout::kMaxWarps, chunks,
                                     static_cast<int>(args.groups), facts.multiprocessors, max_splits);
-    GemmParams p{};
+    GemmParams p = gemm_params(args, plan.blocks_per_group, plan.splits);
     p.x = args.x;
-    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
-    p.codebook = args.codebook;
-    p.bias = args.bias;
-    p.y = args.y;
-    p.partial = reinterpret_cast<float4*>(args.workspace);
-    p.counters = args.counters;
+    p.vector_x = rows_in_vectors(args);
     p.offsets = experts.offsets;
     p.rows = args.rows / experts.experts;
-    p.cols = args.cols;
-    p.m = args.m;
-    p.tiles_per_group = tiles_per_group;
-    p.blocks_per_group = plan.blocks_per_group;
     p.groups_per_expert = static_cast<int>(args.groups / experts.experts);
-    p.chunks = chunks;
-    p.splits = plan.splits;
-    p.vector_x = args.cols % 8 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
     const dim3 grid(static_cast<unsigned>(args.groups) * plan.blocks_per_group * plan.splits);
     static Raised raised;
     launch<GemmParams>("gemm", gemm_kernel<T, K, NT>, raised, p, grid, plan.warps * 32, Layout::bytes(plan.warps),
@@ -81,33 +70,18 @@ void launch_gemm_k(const TileMatmulArgs& args, const ExpertArgs& experts, int64_
 }
 
 // m: the rows of x that are expected to use one weight.
-template <typename T>
-void launch_gemm_t(const TileMatmulArgs& args, const ExpertArgs& experts, int64_t m, int device, cudaStream_t stream) {
-    switch (args.k) {
-        case 2: return launch_gemm_k<T, 2>(args, experts, m, device, stream);
-        case 3: return launch_gemm_k<T, 3>(args, experts, m, device, stream);
-        case 4: return launch_gemm_k<T, 4>(args, experts, m, device, stream);
-        case 5: return launch_gemm_k<T, 5>(args, experts, m, device, stream);
-        default: throw std::runtime_error("gemm: tiles have 2 to 5 bits");
-    }
-}
-
 void launch_any(const TileMatmulArgs& args, const ExpertArgs& experts, int64_t m, int device, void* stream) {
     const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    if (args.dtype == DType::f16) return launch_gemm_t<__half>(args, experts, m, device, on);
-    launch_gemm_t<__nv_bfloat16>(args, experts, m, device, on);
+    with_instance("gemm", args, [&](auto type, auto bits) {
+        launch_gemm_k<typename decltype(type)::Type, bits>(args, experts, m, device, static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace
 }  // namespace matmul
 
 int64_t matmul_workspace_bytes(int device) {
-    // One slice of sums for each warp of a grid that fills the device once: of wide with 256 rows of x, two warpgroups.
-    // gemm's are half of it, gemv's less.
-    constexpr int64_t kWideSums = 8 * kTileRows * kWideSlice,
-                      kGemmSums = matmul::kGemmTilesPerBlock * kTileRows * kGemmSlice;
-    return multiprocessors(device) * std::max(kWideSums, kGemmSums) * static_cast<int64_t>(sizeof(float));
+    return multiprocessors(device) * kWorkspaceSums * static_cast<int64_t>(sizeof(float));
 }
 
 void matmul_cuda(const TileMatmulArgs& args, int device, void* stream) {

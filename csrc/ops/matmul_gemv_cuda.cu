@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "cuda/matmul_launch.cuh"
+#include "ops/matmul_dispatch.cuh"
 #include "ops/matmul_gemv.cuh"
 #include "ops/matmul_gemv_plan.h"
 
@@ -42,15 +43,11 @@ const GemvCard& gemv_card(int device) {
         GemvCard& card = cards[device];
         card.multiprocessors = facts.multiprocessors;
         card.shared_bytes = facts.shared_bytes;
-        card.workspace_bytes = matmul_workspace_bytes(device);
         for (int shift = 1; shift <= kGemvMaxSplitShift; ++shift)
             card.clusters[shift] = clusters_of(device, 1 << shift);
     });
     return cards[device];
 }
-
-template <int K, int MP, int Copies>
-constexpr GemvSizes kGemvSizes{Table<K, Copies>::kBytes, GemvLayout<K, MP>::kStages * Record<K>::kBytes, MP};
 
 // plan_gemv, which takes microseconds, once for each of some tens of shapes.
 template <int K, int MP, int Copies>
@@ -108,36 +105,16 @@ void launch_gemv_mp(const TileMatmulArgs& args, int device, cudaStream_t stream)
     p.split_shift = plan.split_shift;
     p.lane_shift = plan.lane_shift;
     p.lane_warps = plan.warps >> plan.lane_shift;
-    p.passes = plan.passes;
     p.tile_step = bytes * work.chunks << plan.lane_shift;
     p.pass_step = bytes * p.lane_warps << plan.split_shift;
+    p.passes = plan.passes;
     p.batch = plan.batch;
     p.total_tiles = plan.total_tiles;
     p.cluster = plan.cluster;
-    p.vector_x = args.cols % 8 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+    p.vector_x = rows_in_vectors(args);
     p.whole_chunks = p.vector_x ? static_cast<int>(args.cols / kTileCols) : 0;
     if (plan.total_tiles > 0) return launch_gemv<T, K, MP, Copies, true>(p, plan, args.groups, device, stream);
     launch_gemv<T, K, MP, Copies, false>(p, plan, args.groups, device, stream);
-}
-
-template <typename T, int K>
-void launch_gemv_k(const TileMatmulArgs& args, int device, cudaStream_t stream) {
-    if (args.m == 1) return launch_gemv_mp<T, K, 1>(args, device, stream);
-    if (args.m == 2) return launch_gemv_mp<T, K, 2>(args, device, stream);
-    if (args.m <= 4) return launch_gemv_mp<T, K, 4>(args, device, stream);
-    if (args.m <= 8) return launch_gemv_mp<T, K, 8>(args, device, stream);
-    launch_gemv_mp<T, K, 16>(args, device, stream);
-}
-
-template <typename T>
-void launch_gemv_t(const TileMatmulArgs& args, int device, cudaStream_t stream) {
-    switch (args.k) {
-        case 2: return launch_gemv_k<T, 2>(args, device, stream);
-        case 3: return launch_gemv_k<T, 3>(args, device, stream);
-        case 4: return launch_gemv_k<T, 4>(args, device, stream);
-        case 5: return launch_gemv_k<T, 5>(args, device, stream);
-        default: throw std::runtime_error("gemv: tiles have 2 to 5 bits");
-    }
 }
 
 }  // namespace
@@ -156,9 +133,12 @@ int64_t matmul_rows(int device) {
 
 void gemv_cuda(const TileMatmulArgs& args, int device, void* stream) {
     const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    if (args.dtype == DType::f16) return matmul::launch_gemv_t<__half>(args, device, on);
-    matmul::launch_gemv_t<__nv_bfloat16>(args, device, on);
+    matmul::with_instance("gemv", args, [&](auto type, auto bits) {
+        matmul::with_gemv_rows(args.m, [&](auto mp) {
+            matmul::launch_gemv_mp<typename decltype(type)::Type, bits, mp>(args, device,
+                                                                            static_cast<cudaStream_t>(stream));
+        });
+    });
 }
 
 }  // namespace kbitq

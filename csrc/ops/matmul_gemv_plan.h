@@ -4,13 +4,34 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "format/tile_order.h"
+#include "cuda/tile_table.h"
 #include "ops/matmul.h"
 
 namespace kbitq::matmul {
 
 constexpr int kGemvMaxWarps = 16, kGemvMaxSplitShift = 3, kGemvMaxSplits = 1 << kGemvMaxSplitShift;
+
+// How an instance of the kernel is made up, measured on an H200. MP: rows of x it has room for.
+template <int K, int MP>
+struct GemvLayout {
+    static constexpr bool kScaled = MP == 16;                       // weights, instead of sums
+    static constexpr int kInRegisters = K == 2 && MP < 16 ? 1 : 0;  // subtiles of four decoded there
+    static constexpr int kCopies = K == 5 && MP >= 8 ? 16 : 32;     // of a table entry: the rest goes to sums
+    static constexpr int kStages = MP == 8 ? 3 : MP == 1 && K <= 4 ? 3 : 2;
+    static constexpr bool kAhead = MP == 1;  // registers are left to fetch a chunk's activations before their turn
+};
+
+// The instance for m rows of x: run(std::integral_constant<int, MP>).
+template <typename Run>
+void with_gemv_rows(int64_t m, Run&& run) {
+    if (m == 1) return run(std::integral_constant<int, 1>{});
+    if (m == 2) return run(std::integral_constant<int, 2>{});
+    if (m <= 4) return run(std::integral_constant<int, 4>{});
+    if (m <= 8) return run(std::integral_constant<int, 8>{});
+    run(std::integral_constant<int, 16>{});
+}
 
 // What an instance needs of shared memory.
 struct GemvSizes {
@@ -18,6 +39,9 @@ struct GemvSizes {
     int mp;
     int sums() const { return kTileRows * mp * 4; }  // bytes, of a row tile
 };
+
+template <int K, int MP, int Copies = GemvLayout<K, MP>::kCopies>
+constexpr GemvSizes kGemvSizes{TableSize<K, Copies>::kBytes, GemvLayout<K, MP>::kStages * Record<K>::kBytes, MP};
 
 // The matrix as the cut sees it.
 struct GemvWork {
@@ -31,13 +55,17 @@ struct GemvWork {
 struct GemvCard {
     int multiprocessors = 0, shared_bytes = 0;  // of a block
     int clusters[kGemvMaxSplitShift + 1] = {};  // of 2^i CTAs, that run at a time; [0] and where there are none: 0
-    int64_t workspace_bytes = 0;
 };
 
-// The fields of GemvParams (ops/matmul_gemv.cuh) that say how the work is cut.
 struct GemvPlan {
-    int warps = 0, lane_shift = 0, split_shift = 0, parts = 0, passes = 0, batch = 0, total_tiles = 0;
-    bool cluster = false;
+    int warps = 0;         // of a CTA; 0: nothing fits
+    int lane_shift = 0;    // log2 of the lanes: of warps, for row tiles in turn
+    int split_shift = 0;   // log2 of the CTAs that share a part, by chunks
+    int parts = 0;         // of a group's row tiles, one CTA (times splits) each
+    int passes = 0;        // until a lane's warps have been through all chunks
+    int batch = 0;         // row tiles between two sums over the warps; a multiple of the lanes
+    int total_tiles = 0;   // row tiles whose sums have a place in shared memory; 0: they go to y as they come
+    bool cluster = false;  // the CTAs that share a part are a cluster
     int lanes() const { return 1 << lane_shift; }
     int splits() const { return 1 << split_shift; }
     int bytes(const GemvSizes& sizes) const {
@@ -48,7 +76,8 @@ struct GemvPlan {
 // Do the partial sums of so many splits fit the workspace (matmul_workspace_bytes), and their counters?
 inline bool splits_fit(const GemvWork& work, int parts, int splits, const GemvCard& card) {
     const int64_t sums = static_cast<int64_t>(work.tiles_per_group) * work.groups * kTileRows * work.m * splits;
-    return sums * 4 <= card.workspace_bytes && static_cast<int64_t>(parts) * work.groups <= kMatmulCounters;
+    return sums <= card.multiprocessors * kWorkspaceSums &&
+           static_cast<int64_t>(parts) * work.groups <= kMatmulCounters;
 }
 
 // Row tiles between two sums over the warps, and the places for totals that it takes; false if nothing fits.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/matmul_launch.cuh"
+#include "ops/matmul_dispatch.cuh"
 #include "ops/matmul_wide.cuh"
 
 namespace kbitq {
@@ -60,35 +61,20 @@ WidePlan plan_wide(int tiles_per_group, int n, int chunks, int groups_of_rows, i
 template <typename T, int K, int N, int Groups>
 void launch_wide(const TileMatmulArgs& args, const WidePlan& plan, int device, cudaStream_t stream) {
     using Layout = WideLayout<K, N, Groups>;
-    const int chunks = static_cast<int>(tile_chunks(args.cols));
     ArrangeParams a{};
     a.x = args.x;
     a.out = static_cast<uint4*>(args.staging);
     a.cols = args.cols;
     a.m = static_cast<int>(args.m);
     a.n = N;
-    a.blocks = chunks * kTileBlocks;
-    a.vector_x = args.cols % 8 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+    a.blocks = static_cast<int>(tile_chunks(args.cols)) * kTileBlocks;
+    a.vector_x = rows_in_vectors(args);
     static Raised arrange_raised;
     launch<ArrangeParams>("arrange", arrange_kernel<T>, arrange_raised, a,
                           dim3((static_cast<unsigned>(a.blocks) * N + kArrangeThreads - 1) / kArrangeThreads),
                           kArrangeThreads, 0, device, stream);
-    GemmParams p{};
+    GemmParams p = gemm_params(args, plan.blocks_per_group, plan.splits);
     p.x = args.staging;
-    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
-    p.codebook = args.codebook;
-    p.bias = args.bias;
-    p.y = args.y;
-    p.partial = reinterpret_cast<float4*>(args.workspace);
-    p.counters = args.counters;
-    p.rows = args.rows;
-    p.cols = args.cols;
-    p.m = args.m;
-    p.tiles_per_group = static_cast<int>(row_tiles(args.rows / args.groups));
-    p.blocks_per_group = plan.blocks_per_group;
-    p.groups_per_expert = static_cast<int>(args.groups);
-    p.chunks = chunks;
-    p.splits = plan.splits;
     static Raised raised;
     launch<GemmParams>("wide", wide_kernel<T, K, N, Groups>, raised, p,
                        dim3(static_cast<unsigned>(args.groups) * plan.blocks_per_group * plan.splits), Layout::kThreads,
@@ -109,17 +95,6 @@ void launch_wide_k(const TileMatmulArgs& args, int device, cudaStream_t stream) 
     launch_wide<T, K, 256, 2>(args, plan, device, stream);
 }
 
-template <typename T>
-void launch_wide_t(const TileMatmulArgs& args, int device, cudaStream_t stream) {
-    switch (args.k) {
-        case 2: return launch_wide_k<T, 2>(args, device, stream);
-        case 3: return launch_wide_k<T, 3>(args, device, stream);
-        case 4: return launch_wide_k<T, 4>(args, device, stream);
-        case 5: return launch_wide_k<T, 5>(args, device, stream);
-        default: throw std::runtime_error("wide: tiles have 2 to 5 bits");
-    }
-}
-
 }  // namespace
 }  // namespace matmul
 
@@ -132,9 +107,9 @@ int64_t wide_staging_bytes(int64_t m, int64_t rows, int64_t cols, int device) {
 
 void wide_cuda(const TileMatmulArgs& args, int device, void* stream) {
     const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    if (args.dtype == DType::f16) return matmul::launch_wide_t<__half>(args, device, on);
-    matmul::launch_wide_t<__nv_bfloat16>(args, device, on);
+    matmul::with_instance("wide", args, [&](auto type, auto bits) {
+        matmul::launch_wide_k<typename decltype(type)::Type, bits>(args, device, static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace kbitq
