@@ -21,8 +21,8 @@
 #pragma once
 
 #include "cuda/mma.cuh"
-#include "cuda/tile_table.h"
 #include "format/tile_order.h"
+#include "format/tile_table.h"
 
 namespace kbitq::matmul {
 

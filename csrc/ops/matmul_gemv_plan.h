@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/tile_table.h"
+#include "format/tile_table.h"
 #include "ops/matmul.h"
 
 namespace kbitq::matmul {
