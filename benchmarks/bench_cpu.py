@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 import kbitq
-from kbitq import _C, codebooks, ops, reference
+from kbitq import _C, ops
+from kbitq.codecs import codebooks, reference
 
 COLUMNS = 4096
 PEER_ROWS = 2048

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 import kbitq
-from kbitq import codebooks, ops
+from kbitq import ops
+from kbitq.codecs import codebooks
 
 COLUMNS = 4096
 REPEATS = 25

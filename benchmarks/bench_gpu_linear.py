@@ -1,6 +1,6 @@
 """The fused linear on this GPU, beside bf16 cuBLAS, int4 of torch, NF4 of bitsandbytes; experts; a Llama-3-8B shape.
 
-    python benchmarks/bench_gpu_linear.py [--quick] [--only linear,experts,model] [--model-batches 1,8,32]
+    python benchmarks/bench_tiled_linear.py [--quick] [--only linear,experts,model] [--model-batches 1,8,32]
 
 Every call is captured once for each of several copies of the weight, together larger than the L2, and the graph is
 replayed, back to back: what is timed is the kernels. Each kbitq weight is checked against the dequantized one before
@@ -13,7 +13,9 @@ from collections.abc import Callable
 
 import torch
 
-from kbitq import codebooks, gpu_linear, ops
+from kbitq import ops
+from kbitq.codecs import codebooks
+from kbitq.ops import tiled_linear
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192))
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -74,10 +76,10 @@ def copies_of(nbytes: int) -> int:
     return max(2, -(-BYTES_OF_COPIES // nbytes))
 
 
-def check(weight: gpu_linear.Tiles, triple: tuple[torch.Tensor, ...], x: torch.Tensor) -> None:
+def check(weight: tiled_linear.Tiles, triple: tuple[torch.Tensor, ...], x: torch.Tensor) -> None:
     packed, absmax, books = triple
     want = x.float() @ ops.dequantize(packed, absmax, books[0], x.shape[1]).t()
-    error = (gpu_linear.linear(x, weight).float() - want).norm() / want.norm()
+    error = (tiled_linear.linear(x, weight).float() - want).norm() / want.norm()
     if not error < 6e-3:
         raise SystemExit(f"wrong result: error {float(error):.1e} for {list(x.shape)}")
 
@@ -94,10 +96,10 @@ def bf16_copies(rows: int, cols: int) -> list[Multiply]:
 
 def kbitq_copies(rows: int, cols: int, k: int) -> list[Multiply]:
     triple = random_triple(rows, cols, k)
-    first = gpu_linear.tile(*triple, cols)
+    first = tiled_linear.tile(*triple, cols)
     check(first, triple, torch.randn(3, cols, device="cuda", dtype=torch.bfloat16))
-    more = [gpu_linear.tile(*random_triple(rows, cols, k), cols) for _ in range(copies_of(first.nbytes) - 1)]
-    return [lambda x, w=w: gpu_linear.linear(x, w) for w in (first, *more)]
+    more = [tiled_linear.tile(*random_triple(rows, cols, k), cols) for _ in range(copies_of(first.nbytes) - 1)]
+    return [lambda x, w=w: tiled_linear.linear(x, w) for w in (first, *more)]
 
 
 def int4_copies(rows: int, cols: int) -> list[Multiply]:
@@ -154,14 +156,16 @@ def experts() -> None:
     print(f"\nExperts {shape}, {TOP_K} for each token\n| tokens | bf16 | " + " | ".join(f"K={k}" for k in KS) + " |")
     print("|" + "---|" * (len(KS) + 2))
     dense = torch.randn(EXPERTS, EXPERT_ROWS, EXPERT_COLS, device="cuda", dtype=torch.bfloat16)
-    packed = [gpu_linear.tile(*random_triple(EXPERTS * EXPERT_ROWS, EXPERT_COLS, k, EXPERTS), EXPERT_COLS) for k in KS]
+    packed = [
+        tiled_linear.tile(*random_triple(EXPERTS * EXPERT_ROWS, EXPERT_COLS, k, EXPERTS), EXPERT_COLS) for k in KS
+    ]
     for tokens in (1, 8, 64, 512):
         chosen = torch.rand(tokens, EXPERTS, device="cuda").topk(TOP_K, dim=-1).indices.flatten().sort().values
         offsets = torch.searchsorted(chosen, torch.arange(EXPERTS + 1, device="cuda"), out_int32=True)
         x = torch.randn(tokens * TOP_K, EXPERT_COLS, device="cuda", dtype=torch.bfloat16)
         ways: list[Callable[[], object]] = [
             lambda x=x, o=offsets: torch._grouped_mm(x, dense.transpose(1, 2), offs=o[1:]),
-            *(lambda x=x, o=offsets, w=w: gpu_linear.grouped_linear(x, w, o) for w in packed),
+            *(lambda x=x, o=offsets, w=w: tiled_linear.grouped_linear(x, w, o) for w in packed),
         ]
         times = [microseconds([way]) for way in ways]
         print(
@@ -181,8 +185,8 @@ def dense(rows: int, cols: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def packed(rows: int, cols: int, k: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
-    weight = gpu_linear.tile(*random_triple(rows, cols, k, groups), cols)
-    return lambda x: gpu_linear.linear(x, weight)
+    weight = tiled_linear.tile(*random_triple(rows, cols, k, groups), cols)
+    return lambda x: tiled_linear.linear(x, weight)
 
 
 @torch.compile(dynamic=False)

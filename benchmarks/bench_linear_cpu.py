@@ -12,7 +12,7 @@ import torch
 
 import kbitq
 from kbitq import _C
-from kbitq.linear_op import linear
+from kbitq.ops.linear import linear
 
 TOLERANCE = 4e-3  # relative, for bfloat16 activations
 

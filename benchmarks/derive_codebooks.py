@@ -1,4 +1,4 @@
-"""Derives the `optimal` codebooks that stand in kbitq/_optimal_levels.py, or checks them (docs/format.md section 3).
+"""Derives the `optimal` codebooks of kbitq/codecs/_optimal_levels.py, or checks them (docs/format.md section 3).
 
 Lloyd's iteration under the `mse` rule on blocks of 32 independent N(0,1) values: quantize with the current levels, then
 move each level to where the squared error of its elements is least, sum(s * v) / sum(s * s), s being the scale of the
@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kbitq import codebooks, functional, ops
+from kbitq import functional, ops
+from kbitq.codecs import codebooks
 from kbitq.format import BLOCK, K_MAX, K_MIN
 
 SEED, FRESH_SEED = 0, 1  # of the samples derived from, and of those that the result is measured on
@@ -28,7 +29,7 @@ BLOCKS = 2**16
 MAX_ITERATIONS = 1000
 TOLERANCE = 1e-6
 PER_LINE = 8
-CONSTANTS = Path(__file__).resolve().parent.parent / "kbitq" / "_optimal_levels.py"
+CONSTANTS = Path(__file__).resolve().parent.parent / "kbitq" / "codecs" / "_optimal_levels.py"
 HEADER = '''"""Positive halves of the `optimal` codebooks, ascending; the negative halves mirror them.
 
 Written by benchmarks/derive_codebooks.py, which also checks that it still derives them. Normative: never edit.

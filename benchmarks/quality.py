@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kbitq.budget import Budget
 from kbitq.checkpoint import QuantizeOptions, choose, plan_quantize, run
+from kbitq.choose.knapsack import Budget
 from kbitq.report.known import DB_PER_BIT, OTHERS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from kbitq.cli.text import printable, size_text
+from kbitq.cli.views.text import printable, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -104,7 +104,7 @@ class Console:
         if self.quiet:
             yield None
             return
-        from kbitq.cli import progress
+        from kbitq.cli.views import progress
 
         view: progress.Bar | progress.Lines
         if sys.stderr.isatty():

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import typer
 
-from kbitq.cli import dequantize, env, eval, generate, inspect, options, plan, push, quantize, verify
+from kbitq.cli.commands import dequantize, env, eval, generate, inspect, plan, push, quantize, verify
 from kbitq.cli.console import console
 from kbitq.cli.errors import INTERRUPTED, Terminated, report, stop
+from kbitq.cli.options import arguments as options
 
 app = typer.Typer(
     name="kbitq",

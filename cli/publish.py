@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from kbitq import __version__, checkpoint, hub
-from kbitq.checkpoint.carry import REPORT_FILE
+from kbitq.checkpoint.source.side_files import REPORT_FILE
 from kbitq.cli.console import console
 from kbitq.errors import CheckpointError
 

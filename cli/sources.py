@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kbitq.cli.console import console
 
 if TYPE_CHECKING:
-    from kbitq.checkpoint.storage import Storage
+    from kbitq.checkpoint.source.storage import Storage
 
 _LIKE_A_REPOSITORY = re.compile(r"[^/.~][^/]*/[^/@]+(@.+)?")  # only what may be one pays for importing the Hub's client
 

@@ -7,7 +7,7 @@ import kbitq  # isort: skip  (importing it is all that transformers needs)
 from _tiny import model_folder, quantized
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kbitq.generate import generate, memory_of
+from kbitq.eval.generation import generate, memory_of
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 from _tiny import model_folder, text_to_measure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kbitq.evaluate import evaluate, windows_of
+from kbitq.eval.perplexity import evaluate, windows_of
 from kbitq.nn import replace_linears
 
 WIDTH = 50  # of the longest bar, in characters

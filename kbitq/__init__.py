@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kbitq.integrations import hook as _hook
+from kbitq.integrations import import_hook as _hook
 
 __version__ = "0.1.0"
 
@@ -18,9 +18,9 @@ _HOMES = {
     "dequantize": "kbitq.quantized",
     "load_file": "kbitq.checkpoint",
     "save_file": "kbitq.checkpoint",
-    "KbitqConfig": "kbitq.integrations.transformers",
+    "KbitqConfig": "kbitq.integrations.transformers.quantizer",
     "KbitqError": "kbitq.errors",
-    "save_pretrained": "kbitq.integrations.saving",
+    "save_pretrained": "kbitq.integrations.transformers.saving",
 }
 _SUBMODULES = ("checkpoint", "codebooks", "errors", "format", "functional", "nn", "ops", "reference", "selection")
 
@@ -39,8 +39,8 @@ __all__ = [
 if TYPE_CHECKING:
     from kbitq.checkpoint import load_file, save_file
     from kbitq.errors import KbitqError
-    from kbitq.integrations.saving import save_pretrained
-    from kbitq.integrations.transformers import KbitqConfig
+    from kbitq.integrations.transformers.quantizer import KbitqConfig
+    from kbitq.integrations.transformers.saving import save_pretrained
     from kbitq.quantized import QuantizedTensor, dequantize, quantize
 
 

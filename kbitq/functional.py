@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from kbitq import codebooks, ops
+from kbitq import ops
+from kbitq.codecs import codebooks
 from kbitq.format import BLOCK, E4M4_BIAS, K_MAX, K_MIN, block_count
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kbitq import codebooks, fit, ops
 from kbitq import format as fmt
+from kbitq import ops
+from kbitq.codecs import codebooks, fit
 from kbitq.errors import NonFiniteError
 
 if TYPE_CHECKING:

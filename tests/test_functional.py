@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kbitq import codebooks, functional, reference
+from kbitq import functional
+from kbitq.codecs import codebooks, reference
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 ALL_K = range(2, 9)

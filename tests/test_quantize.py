@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import kbitq
-from kbitq import codebooks, reference
+from kbitq.codecs import codebooks, reference
 from kbitq.errors import CodebookError, NonFiniteError
 
 

@@ -6,10 +6,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/tensor_view.h"
-#include "ops/dequantize.h"
-#include "ops/quantize.h"
-#include "ops/scan.h"
-#include "ops/stats.h"
+#include "ops/codec/dequantize.h"
+#include "ops/codec/quantize.h"
+#include "ops/codec/scan.h"
+#include "ops/codec/stats.h"
 
 namespace kbitq {
 namespace {

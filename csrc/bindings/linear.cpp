@@ -5,7 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/tensor_view.h"
-#include "ops/linear.h"
+#include "ops/linear/linear.h"
 
 namespace kbitq {
 namespace {

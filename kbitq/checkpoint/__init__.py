@@ -9,22 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Choice": "allocate",
-    "choose": "allocate",
-    "plan_recipe": "recipes",
-    "write_recipe": "recipes",
-    "Plan": "plan",
-    "QuantizeOptions": "plan",
-    "TensorPlan": "plan",
-    "plan_quantize": "plan",
-    "Progress": "work",
-    "RunReport": "convert",
-    "run": "convert",
-    "dequantize_checkpoint": "restore",
+    "Choice": "allocation",
+    "choose": "allocation",
+    "plan_recipe": "plan.recipe",
+    "write_recipe": "plan.recipe",
+    "Plan": "plan.plan",
+    "QuantizeOptions": "plan.plan",
+    "TensorPlan": "plan.plan",
+    "plan_quantize": "plan.plan",
+    "Progress": "passes.passes",
+    "RunReport": "quantization",
+    "run": "quantization",
+    "dequantize_checkpoint": "dequantization",
     "InspectReport": "inspection",
     "inspect": "inspection",
-    "load_file": "files",
-    "save_file": "files",
+    "load_file": "load_save",
+    "save_file": "load_save",
     "VerifyReport": "verification",
     "verify": "verification",
     "repair_index": "repair",
@@ -57,17 +57,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from kbitq.checkpoint.allocate import Choice, choose
-    from kbitq.checkpoint.convert import RunReport, run
+    from kbitq.checkpoint.allocation import Choice, choose
+    from kbitq.checkpoint.dequantization import dequantize_checkpoint
     from kbitq.checkpoint.estimation import Estimate, estimate
-    from kbitq.checkpoint.files import load_file, save_file
     from kbitq.checkpoint.inspection import InspectReport, inspect
-    from kbitq.checkpoint.plan import Plan, QuantizeOptions, TensorPlan, plan_quantize
-    from kbitq.checkpoint.recipes import plan_recipe, write_recipe
+    from kbitq.checkpoint.load_save import load_file, save_file
+    from kbitq.checkpoint.passes.passes import Progress
+    from kbitq.checkpoint.plan.plan import Plan, QuantizeOptions, TensorPlan, plan_quantize
+    from kbitq.checkpoint.plan.recipe import plan_recipe, write_recipe
+    from kbitq.checkpoint.quantization import RunReport, run
     from kbitq.checkpoint.repair import repair_index
-    from kbitq.checkpoint.restore import dequantize_checkpoint
     from kbitq.checkpoint.verification import VerifyReport, verify
-    from kbitq.checkpoint.work import Progress
 
 
 def __getattr__(name: str) -> Any:

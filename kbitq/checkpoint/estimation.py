@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from kbitq import codebooks
-from kbitq.checkpoint.codec import ErrorSums, Scan, TileCodec, resolve_device
-from kbitq.checkpoint.destination import disk_free
-from kbitq.checkpoint.memory import peak_memory, tile_bytes
-from kbitq.checkpoint.plan import Plan
-from kbitq.checkpoint.spans import Span
-from kbitq.checkpoint.tiles import TORCH_DTYPES, TileReader
+from kbitq.checkpoint.output.destination import disk_free
+from kbitq.checkpoint.passes.tile_codec import ErrorSums, Scan, TileCodec, resolve_device
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.source.memory import peak_memory, tile_bytes
+from kbitq.checkpoint.source.spans import Span
+from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES, TileReader
+from kbitq.codecs import codebooks
 from kbitq.format import element_count
 
 _ROWS, _COLS = 512, 2048  # of the tile that is timed: large enough for all threads

@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from kbitq import codebooks, ops
-from kbitq.checkpoint.codec import ErrorSums, TileCodec
-from kbitq.checkpoint.foreign import is_kbitq, open_source, prepare_source
-from kbitq.checkpoint.read import Checkpoint, SourceTensor, open_checkpoint
-from kbitq.checkpoint.spans import Span
-from kbitq.checkpoint.storage import LocalFileStorage, LocalFolderStorage, Storage
-from kbitq.checkpoint.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_codebook, read_span
-from kbitq.checkpoint.tiles import TileReader
-from kbitq.checkpoint.totals import kept_row, quantized_row, totals
-from kbitq.checkpoint.work import Progress, ProgressMeter
+from kbitq import ops
+from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
+from kbitq.checkpoint.passes.tile_codec import ErrorSums, TileCodec
+from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
+from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
+from kbitq.checkpoint.source.recognise import is_kbitq, open_source, prepare_source
+from kbitq.checkpoint.source.spans import Span
+from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage
+from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_codebook, read_span
+from kbitq.choose.selection import Selection
+from kbitq.codecs import codebooks
 from kbitq.errors import CheckpointError
 from kbitq.format import (
     BLOCK,
@@ -31,7 +33,6 @@ from kbitq.format import (
     stored_dtype,
 )  # fmt: skip
 from kbitq.quantized import sqnr_db
-from kbitq.selection import Selection
 
 SAMPLE_BLOCKS = 1 << 14  # of a tensor: the SQNR of a matrix is then good to about 0.05 dB
 SAMPLE_RUN = 8  # blocks that are read together

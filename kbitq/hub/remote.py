@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import HfApi, hf_hub_url, snapshot_download
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
-from kbitq.checkpoint.carry import OTHER_WEIGHTS_SUFFIXES, PICKLE_SUFFIXES
-from kbitq.checkpoint.storage import ByteFile, Fingerprint
+from kbitq.checkpoint.source.side_files import OTHER_WEIGHTS_SUFFIXES, PICKLE_SUFFIXES
+from kbitq.checkpoint.source.storage import ByteFile, Fingerprint
 from kbitq.errors import CheckpointError
 from kbitq.hub.problems import explained
 from kbitq.hub.repo import Repo

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from kbitq import format as fmt
-from kbitq import gpu_linear, ops
-from kbitq.gpu_linear import Tiles
-from kbitq.linear_op import autocast, linear
+from kbitq import ops
 from kbitq.nn.packed import PackedModule, WeightInfo, frozen, packed_parameters
+from kbitq.ops import tiled_linear
+from kbitq.ops.linear import autocast, linear
+from kbitq.ops.tiled_linear import Tiles
 from kbitq.quantized import QuantizedTensor
 
 
@@ -75,7 +76,7 @@ class ExpertMatrix(_Decoded):
         if weight.tiles is None or (torch.is_grad_enabled() and x.requires_grad):
             # Not `linear`: it would make tiles for this one matrix, which is a new view each time.
             return nn.functional.linear(x, weight.dense().to(x.dtype), bias)
-        return gpu_linear.linear(x, weight.tiles, bias)
+        return tiled_linear.linear(x, weight.tiles, bias)
 
 
 class ExpertStack(_Decoded):
@@ -103,7 +104,7 @@ class ExpertStack(_Decoded):
         if not isinstance(index, int):
             return self.dense()[index]
         codebook = self.codebook if self.codebook.dim() == 1 else self.codebook[index]
-        tiles = gpu_linear.expert_tiles(self.packed, self.absmax, self.codebook, self.shape[2], index)
+        tiles = tiled_linear.expert_tiles(self.packed, self.absmax, self.codebook, self.shape[2], index)
         return ExpertMatrix(self.packed[index], self.absmax[index], codebook, self.shape[2], self.dtype, tiles)
 
     def dense(self) -> Tensor:
@@ -146,15 +147,15 @@ class KbitExperts(PackedModule):
             or any(getattr(self, name, False) for name in odd)
         ):
             return None
-        if not x.is_cuda or x.dtype not in gpu_linear.GROUPED_DTYPES or (torch.is_grad_enabled() and x.requires_grad):
+        if not x.is_cuda or x.dtype not in tiled_linear.GROUPED_DTYPES or (torch.is_grad_enabled() and x.requires_grad):
             return None
-        if not gpu_linear.takes_groups(x.get_device()):
+        if not tiled_linear.takes_groups(x.get_device()):
             return None
         stacks = [self.stack(name) for name in (first, "down_proj")]
         count = len(stacks[0])
-        if getattr(self, "num_experts", None) != count or chosen.numel() > count * gpu_linear.FUSED_ROWS:
+        if getattr(self, "num_experts", None) != count or chosen.numel() > count * tiled_linear.FUSED_ROWS:
             return None
-        tiles = [gpu_linear.stack_tiles(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
+        tiles = [tiled_linear.stack_tiles(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
         return (tiles[0], tiles[1]) if tiles[0] is not None and tiles[1] is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -191,9 +192,9 @@ def _grouped(module: Any, x: Tensor, chosen: Tensor, weights: Tensor, first: Til
     by_expert, order = torch.sort(chosen.reshape(-1), stable=True)
     ends = torch.arange(experts + 1, device=x.device, dtype=by_expert.dtype)
     offsets = torch.searchsorted(by_expert, ends, out_int32=True)
-    hidden = gpu_linear.grouped_linear(x[order // top_k], first, offsets)
+    hidden = tiled_linear.grouped_linear(x[order // top_k], first, offsets)
     hidden = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
-    out = gpu_linear.grouped_linear(hidden, second, offsets)
+    out = tiled_linear.grouped_linear(hidden, second, offsets)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=x.device)
     out = out[back].view(*chosen.shape, -1) * weights[..., None]

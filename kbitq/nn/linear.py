@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kbitq.linear_op import linear
 from kbitq.nn.packed import PackedMatrix
+from kbitq.ops.linear import linear
 from kbitq.quantized import QuantizedTensor, quantize
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kbitq import codebooks, ops
 from kbitq import format as fmt
+from kbitq import ops
+from kbitq.codecs import codebooks
 from kbitq.quantized import QuantizedTensor, quantize
 
 

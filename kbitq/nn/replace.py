@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from kbitq import format as fmt
+from kbitq.choose.selection import Selection
 from kbitq.errors import SelectionError
 from kbitq.nn.embedding import KbitEmbedding
 from kbitq.nn.experts import KbitExperts, quantize_experts
 from kbitq.nn.linear import KbitLinear
 from kbitq.quantized import quantize
-from kbitq.selection import Selection
 
 _STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 

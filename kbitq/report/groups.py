@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from kbitq.choose.tensor_names import layer_of, role_of, short_roles
 from kbitq.format import element_count, quantized_nbytes
-from kbitq.roles import layer_of, role_of, short_roles
 
 Row = dict[str, Any]
 BARS = "▁▂▃▄▅▆▇█"

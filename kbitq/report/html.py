@@ -13,17 +13,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kbitq.checkpoint.foreign import open_source
 from kbitq.checkpoint.inspection import InspectReport, inspect
-from kbitq.checkpoint.storage import Storage
-from kbitq.checkpoint.stored import open_quantized
-from kbitq.checkpoint.work import Progress
+from kbitq.checkpoint.passes.passes import Progress
+from kbitq.checkpoint.source.recognise import open_source
+from kbitq.checkpoint.source.storage import Storage
+from kbitq.checkpoint.written.stored import open_quantized
+from kbitq.choose.tensor_names import layer_of, role_of, short_roles
 from kbitq.errors import BuildError, CheckpointError
 from kbitq.format import K_MAX, K_MIN
 from kbitq.report import charts
 from kbitq.report.groups import by_layer, by_role, mean_sqnr_db, worst
 from kbitq.report.usage import usage
-from kbitq.roles import layer_of, role_of, short_roles
 
 CHOSEN = 200  # tensors with histograms on the page: the worst ones
 Watch = Callable[[Progress], None] | None

@@ -12,10 +12,10 @@ import torch
 
 from kbitq import ops
 from kbitq.checkpoint.inspection import matching_source
-from kbitq.checkpoint.read import Checkpoint
-from kbitq.checkpoint.stored import QuantizedCheckpoint, StoredTensor, read_codebook, read_span
-from kbitq.checkpoint.tiles import TileReader
-from kbitq.checkpoint.work import Progress, ProgressMeter
+from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
+from kbitq.checkpoint.source.open import Checkpoint
+from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_codebook, read_span
 from kbitq.format import BLOCK
 from kbitq.functional import decode_absmax_e4m4
 

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 import kbitq
 from build import bytes_of
 from kbitq import ops
-from kbitq.budget import Budget
 from kbitq.checkpoint import Plan, QuantizeOptions, RunReport, choose, plan_quantize, plan_recipe, run, write_recipe
+from kbitq.choose.knapsack import Budget
+from kbitq.choose.recipe import load_recipe
+from kbitq.choose.selection import TensorRule
 from kbitq.errors import BudgetError, SelectionError
-from kbitq.recipe import load_recipe
-from kbitq.selection import TensorRule
 
 LAYERS = 3
 LOUD = "model.layers.1.mlp.down_proj.weight"  # the tensor whose error is largest
@@ -73,8 +73,8 @@ def test_tiles_and_threads_do_not_change_fitted_bytes(
 ) -> None:
     before, made = torch.get_num_threads(), set()
     for tiles, threads in ((16 << 20, 2), (1 << 10, 1)):
-        monkeypatch.setattr("kbitq.checkpoint.tiles.MIN_TILE_BYTES", 64)
-        monkeypatch.setattr("kbitq.checkpoint.convert.tile_bytes", lambda _, tiles=tiles: tiles)
+        monkeypatch.setattr("kbitq.checkpoint.source.tile_reader.MIN_TILE_BYTES", 64)
+        monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda _, tiles=tiles: tiles)
         torch.set_num_threads(threads)
         try:
             quantize(source, tmp_path / "out.safetensors", codebook=codebook, force=True)
@@ -159,9 +159,9 @@ def test_importance_of_experts_in_tiles_of_any_size(tmp_path: Path, monkeypatch:
     save_file({"layers.0.mlp.experts.up": experts}, tmp_path / "m.safetensors")
     save_file({"layers.0.mlp.experts.up": columns}, tmp_path / "i.safetensors")
     expected = kbitq.quantize(experts, 3, importance=columns, codebook="fit", name="layers.0.mlp.experts.up")
-    monkeypatch.setattr("kbitq.checkpoint.tiles.MIN_TILE_BYTES", 64)
+    monkeypatch.setattr("kbitq.checkpoint.source.tile_reader.MIN_TILE_BYTES", 64)
     for tile in (1 << 20, 5000, 200):
-        monkeypatch.setattr("kbitq.checkpoint.convert.tile_bytes", lambda _, tile=tile: tile)
+        monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda _, tile=tile: tile)
         options = QuantizeOptions(k=3, importance=tmp_path / "i.safetensors", codebook="fit", force=True)
         run(plan_quantize(tmp_path / "m.safetensors", tmp_path / "o.safetensors", options))
         stored = kbitq.load_file(tmp_path / "o.safetensors")["layers.0.mlp.experts.up"]
@@ -303,9 +303,9 @@ def test_a_rule_pins_a_k_within_a_budget(source: Path) -> None:
 
 def test_the_measurement_is_that_of_the_run(source: Path) -> None:
     """K up to 4 exactly; the others closely, for they are measured on some rows."""
-    from kbitq.checkpoint.codec import TileCodec
-    from kbitq.checkpoint.measure import measure
-    from kbitq.checkpoint.tiles import TileReader
+    from kbitq.checkpoint.passes.measure import measure
+    from kbitq.checkpoint.passes.tile_codec import TileCodec
+    from kbitq.checkpoint.source.tile_reader import TileReader
 
     draw = torch.Generator().manual_seed(2)
     plain = torch.randn(768, 384, generator=draw) * (1 + torch.rand(768, 1, generator=draw))
@@ -367,7 +367,7 @@ def test_the_report_tells_how_the_budget_was_spent(source: Path, tmp_path: Path)
 def test_budgets_on_a_language_model(pycode_llama: Path, networkx_tokens: Path, tmp_path: Path) -> None:
     """`--bpw 3.25` is at least as good as K = 3 at that size; 2.75 is far below the line from K = 2 to K = 3."""
     transformers = pytest.importorskip("transformers")
-    from kbitq.evaluate import evaluate, read_tokens, windows_of
+    from kbitq.eval.perplexity import evaluate, read_tokens, windows_of
 
     perplexity = {}
     for bpw in (2.75, 3.25):

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from build import QUANTIZED, bytes_of, gaussian, model_tensors, partials, read_header, write_folder
-from kbitq import codebooks, reference
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
+from kbitq.codecs import codebooks, reference
 from kbitq.errors import (
     CheckpointError,
     CodebookError,
@@ -322,7 +322,7 @@ def test_disk_full_at_the_start(
     folder: Path, tmp_path: Path, quantize: Quantize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr("kbitq.checkpoint.write.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("kbitq.checkpoint.output.staging.shutil.disk_usage", lambda path: usage)
     with pytest.raises(NoSpaceError, match="1,000 free"):
         quantize(folder, tmp_path / "out")
     assert names(tmp_path) == ["tiny"]

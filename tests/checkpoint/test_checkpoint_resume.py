@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from build import bytes_of, gaussian, partials, write_folder
-from kbitq.checkpoint import QuantizeOptions, RunReport, journal, plan_quantize, run
-from kbitq.checkpoint.write import FileWriter, Staging
+from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
+from kbitq.checkpoint.output.staging import FileWriter, Staging
+from kbitq.checkpoint.passes import journal
 from kbitq.errors import CheckpointError, NoSpaceError
 
 Quantize = Callable[..., RunReport]
@@ -204,7 +205,8 @@ def test_power_cut(source: Path, tmp_path: Path, seed: int, quantize: Quantize) 
 PROGRAM = """
 import sys
 from pathlib import Path
-from kbitq.checkpoint import QuantizeOptions, journal, plan_quantize, run
+from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+from kbitq.checkpoint.passes import journal
 journal.SYNC_BYTES = 200_000
 print("started", flush=True)
 run(plan_quantize(sys.argv[1], sys.argv[2], QuantizeOptions(k=3, max_memory=1, max_shard_size=300_000)))
@@ -308,7 +310,7 @@ def test_disk_full_under_way(source: Path, tmp_path: Path, sync_always: None, mo
         room -= count
         return count
 
-    monkeypatch.setattr("kbitq.checkpoint.write.os.pwrite", pwrite)
+    monkeypatch.setattr("kbitq.checkpoint.output.staging.os.pwrite", pwrite)
     with pytest.raises(NoSpaceError, match="no space left to write"):
         go(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from build import bytes_of, entry, gaussian, model_tensors, raw_file, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize
-from kbitq.checkpoint.read import open_checkpoint
+from kbitq.checkpoint.source.open import open_checkpoint
 from kbitq.errors import CheckpointError, FormatError
 
 Quantize = Callable[..., RunReport]

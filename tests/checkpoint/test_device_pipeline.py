@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 
 from build import bytes_of, gaussian, write_folder
 from kbitq import ops
-from kbitq.checkpoint import QuantizeOptions, device_pipeline, journal, plan_quantize, run
-from kbitq.checkpoint.codec import resolve_devices
-from kbitq.checkpoint.device_pipeline import DevicePipeline
-from kbitq.checkpoint.tiles import TileReader
+from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+from kbitq.checkpoint.passes import device_pipeline, journal
+from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
+from kbitq.checkpoint.passes.tile_codec import resolve_devices
+from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.errors import BuildError, CheckpointError, NonFiniteError, SelectionError
 
 Go = Callable[..., Path]
@@ -66,7 +67,7 @@ def piped(devices: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Go:
 
     def call(*args: object, **options: object) -> Path:
         with monkeypatch.context() as patch:
-            patch.setattr("kbitq.checkpoint.convert.resolve_devices", lambda wanted: devices)
+            patch.setattr("kbitq.checkpoint.quantization.resolve_devices", lambda wanted: devices)
             return go(*args, **options)  # type: ignore[arg-type]
 
     return call

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import kbitq
 from build import bytes_of, gaussian, read_header, write_folder
-from kbitq.checkpoint import QuantizeOptions, journal, plan_quantize, run, verify
-from kbitq.checkpoint.header import parse_header
-from kbitq.checkpoint.stored import open_quantized
+from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
+from kbitq.checkpoint.passes import journal
+from kbitq.checkpoint.source.header import parse_header
+from kbitq.checkpoint.written.stored import open_quantized
 from kbitq.errors import KbitqError
 from kbitq.format import parse_quantization_config, parse_shard_meta
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kbitq.checkpoint import QuantizeOptions, plan_quantize, read_ahead
-from kbitq.checkpoint.read_ahead import ReadAhead
-from kbitq.checkpoint.storage import LocalFile
+from kbitq.checkpoint import QuantizeOptions, plan_quantize
+from kbitq.checkpoint.source import read_ahead
+from kbitq.checkpoint.source.read_ahead import ReadAhead
+from kbitq.checkpoint.source.storage import LocalFile
 
 
 def test_reads_every_file_up_to_its_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

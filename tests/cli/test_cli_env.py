@@ -12,7 +12,7 @@ from program import Kbitq, Result
 
 import kbitq as library
 from kbitq import _C
-from kbitq.cli import env
+from kbitq.cli.commands import env
 
 WITHOUT_CORE = "import sys; sys.modules['kbitq._C'] = None; from kbitq.cli.main import run; sys.exit(run())"
 

@@ -21,8 +21,8 @@ from program import PROGRAM, Kbitq, spawn
 from safetensors.numpy import save_file
 
 from kbitq.checkpoint import Progress
-from kbitq.cli import progress
-from kbitq.cli.text import size_text
+from kbitq.cli.views import progress
+from kbitq.cli.views.text import size_text
 
 COLUMNS = 80
 LONG = "model.language_model.layers.{}.block_sparse_moe.experts.17.gate_and_up_projection.weight"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kbitq.cli import text
+from kbitq.cli.views import text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import torch
 from fake_hub import CUT, FakeHub, HostedRepo
 from safetensors.torch import save
 
-from kbitq.checkpoint import QuantizeOptions, inspect, journal, memory, plan_quantize, run
+from kbitq.checkpoint import QuantizeOptions, inspect, plan_quantize, run
+from kbitq.checkpoint.passes import journal
+from kbitq.checkpoint.source import memory
 from kbitq.errors import CheckpointError, NonFiniteError
 from kbitq.hub import HubStorage, Repo, download, model_card, parse_repo, push, remote
 

@@ -104,7 +104,7 @@ def test_sentence_transformers(minilm, tmp_path) -> None:
 MEASURE = """
 import re, sys, torch, kbitq
 from transformers import LlamaForCausalLM
-import kbitq.integrations.routes, kbitq.integrations.saving
+import kbitq.integrations.transformers.routes, kbitq.integrations.transformers.saving
 
 def status(key):
     return 1024 * int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1])

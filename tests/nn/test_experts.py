@@ -11,8 +11,9 @@ from tolerances import LINEAR, LOGITS, relative_error
 from torch import nn
 
 import kbitq
-from kbitq import gpu_linear, ops
+from kbitq import ops
 from kbitq.nn import ExpertStack, KbitExperts, dequantize_modules, experts, pack_experts, replace_linears
+from kbitq.ops import tiled_linear
 
 
 def packed_experts(k: int = 4) -> tuple[nn.Module, nn.Module]:
@@ -171,7 +172,7 @@ def test_grouped_experts_are_those_of_the_models_loop(tokens: int, monkeypatch: 
     packed, args = transformers_experts(4), routed(tokens, "cpu")
     assert packed._grouped_stacks(*args[:2]) is None  # on the CPU
 
-    def product(x: torch.Tensor, weight: gpu_linear.Tiles, offsets: torch.Tensor) -> torch.Tensor:
+    def product(x: torch.Tensor, weight: tiled_linear.Tiles, offsets: torch.Tensor) -> torch.Tensor:
         assert offsets.dtype == torch.int32
         bounds = offsets.tolist()
         assert len(weight.codebook) == len(bounds) - 1 == 6
@@ -183,9 +184,9 @@ def test_grouped_experts_are_those_of_the_models_loop(tokens: int, monkeypatch: 
         ]
         return torch.cat(parts)
 
-    monkeypatch.setattr(gpu_linear, "grouped_linear", product)
+    monkeypatch.setattr(tiled_linear, "grouped_linear", product)
     stacks = (packed.gate_up_proj, packed.down_proj)
-    tiles = [gpu_linear.tile(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
+    tiles = [tiled_linear.tile(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
     with torch.no_grad():
         y = experts._grouped(packed, *args, *tiles)
         assert y.dtype == torch.bfloat16

@@ -12,9 +12,9 @@ from browser import Browser
 from safetensors.torch import save_file
 
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+from kbitq.choose.selection import TensorRule
 from kbitq.errors import BuildError, CheckpointError
 from kbitq.report.html import write_page
-from kbitq.selection import TensorRule
 
 pytest.importorskip("vl_convert", reason="the package vl-convert-python is not installed")
 

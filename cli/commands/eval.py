@@ -1,0 +1,105 @@
+"""``kbitq eval``: what a quantization is worth, measured on a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kbitq.cli.console import console
+from kbitq.cli.options import arguments as options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kbitq.eval.perplexity import Evaluation
+
+EPILOG = options.examples(
+    "kbitq eval ./llama-k4 --text wiki.txt",
+    "kbitq eval ./llama-k4 --text wiki.txt --against ./Llama-3.2-1B --windows 40",
+    "kbitq eval ./llama-k4 --tokens ids.bin --json",
+)
+
+
+def command(
+    model: options.Model,
+    text: options.TextFile = None,
+    tokens: options.TokenFile = None,
+    against: options.Reference = None,
+    window: options.Window = 512,
+    windows: options.Windows = None,
+    batch: options.Batch = 1,
+    device: options.Device = "auto",
+    dtype: options.ComputeDtype = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure the perplexity of a causal language model; with --against, how far its predictions are from another's.
+
+    The text is cut into windows from its start, and each is read on its own.
+    """
+    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    if (text is None) == (tokens is None):
+        raise typer.BadParameter("Give the text to measure on: --text FILE or --tokens FILE, one of them.")
+    from kbitq.checkpoint import Progress
+    from kbitq.cli import sources
+    from kbitq.cli.views.text import count_text
+    from kbitq.eval.perplexity import evaluate, windows_of
+    from kbitq.integrations.transformers.loading import load_model
+
+    folder = sources.find(model).place
+    measured = load_model(folder, device=device, dtype=dtype)
+    original = load_model(sources.find(against).place, device=device, dtype=dtype) if against else None
+    cut = windows_of(_ids(folder, text, tokens, measured), window, windows)
+    with console.progress("reading", lambda rate: f"{count_text(rate)} tokens") as progress:
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                progress(Progress(done * cut.shape[1], total * cut.shape[1], ""))
+
+        result = evaluate(measured, cut, reference=original, batch=batch, progress=report)
+    _show(result)
+
+
+def _ids(folder: Any, text: Path | None, tokens: Path | None, model: Any) -> Any:
+    """The tokens to measure on, int64."""
+    import torch
+
+    from kbitq.eval.perplexity import read_tokens
+    from kbitq.integrations.transformers.loading import load_tokenizer
+
+    if tokens is not None:
+        return read_tokens(tokens, model.get_input_embeddings().num_embeddings)
+    assert text is not None
+    tokenizer = load_tokenizer(folder)
+    tokenizer.model_max_length = 1 << 62  # no warning: windows are cut here
+    ids = tokenizer(text.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False)["input_ids"]
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _show(result: Evaluation) -> None:
+    from dataclasses import asdict
+
+    found = result.divergence
+    if console.wants_json:
+        console.object({**asdict(result), "tokens": result.tokens})
+        return
+    if console.quiet:
+        console.data(f"{result.perplexity:.4f}")
+        return
+    from kbitq.cli.views.tables import facts
+    from kbitq.cli.views.text import seconds_text, share_text
+
+    rate = result.tokens / max(result.seconds, 1e-9)
+    lines = [
+        ("perplexity", f"{result.perplexity:.3f}" + (f" (reference {found.reference_perplexity:.3f})" if found else ""))
+    ]
+    if found is not None:
+        lines.append(
+            ("KL divergence", f"mean {found.mean:.4f}, median {found.median:.4f}, 99 % below {found.p99:.4f} nats")
+        )
+        lines.append(("same top token", share_text(found.same_top1, 1.0)))
+    lines.append(("measured on", f"{result.windows} windows of {result.window} tokens"))
+    lines.append(("time", f"{seconds_text(result.seconds)} ({rate:.0f} tokens/s)"))
+    console.show(facts(lines))

@@ -1,0 +1,67 @@
+"""``kbitq generate``: text from a model, to see that it still speaks, how fast, and in how much memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kbitq.cli.console import console
+from kbitq.cli.options import arguments as options
+
+if TYPE_CHECKING:
+    from kbitq.eval.generation import Generation, Memory
+
+EPILOG = options.examples(
+    'kbitq generate ./llama-k4 "The capital of France is"',
+    'kbitq generate ./llama-k4 "Once upon a time" --max-tokens 200 --temperature 0.8',
+)
+
+
+def command(
+    model: options.Model,
+    prompt: options.Prompt,
+    max_tokens: options.MaxTokens = 100,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.ComputeDtype = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Continue a prompt: the text goes to stdout as it comes, speed and memory to stderr."""
+    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    from kbitq.cli import sources
+    from kbitq.eval.generation import generate, memory_of
+    from kbitq.integrations.transformers.loading import load_model, load_tokenizer
+
+    folder = sources.find(model).place
+    speaker, tokenizer = load_model(folder, device=device, dtype=dtype), load_tokenizer(folder)
+    if not json:
+        console.write(prompt)
+    made = generate(
+        speaker, tokenizer, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed,
+        on_text=None if json else console.write,
+    )  # fmt: skip
+    if json:
+        console.object(_ledger(prompt, made, memory_of(speaker)))
+        return
+    console.write("\n")
+    if not quiet:
+        console.note(_speed(made, memory_of(speaker)))
+
+
+def _ledger(prompt: str, made: Generation, memory: Memory) -> dict[str, object]:
+    return {
+        "prompt": prompt, "text": made.text, "tokens": made.tokens, "prompt_tokens": made.prompt_tokens,
+        "prefill_seconds": made.prefill_seconds, "decode_seconds": made.decode_seconds,
+        "tokens_per_second": made.tokens_per_second, "weight_bytes": memory.weights, "peak_bytes": memory.peak,
+    }  # fmt: skip
+
+
+def _speed(made: Generation, memory: Memory) -> str:
+    from kbitq.cli.views.text import seconds_text, size_text
+
+    prefill = seconds_text(made.prefill_seconds)
+    speed = f"{made.tokens} tokens, {made.tokens_per_second:.1f} tokens/s after {prefill} for the prompt"
+    sizes = f"weights {size_text(memory.weights)}, peak {size_text(memory.peak)}"
+    return f"{speed}; {sizes}"

@@ -1,0 +1,1 @@
+"""Options and arguments, each written once."""

@@ -1,0 +1,44 @@
+"""What is shown of a budget: how it was spent, and the curve of error against size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from kbitq.cli.views.tables import table
+from kbitq.cli.views.text import decibel_text, size_text
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint import Choice
+
+_ROWS = 9  # of the curve
+_BAR = 30  # characters of its longest bar
+
+
+def facts_of(choice: Choice) -> list[tuple[str, str]]:
+    """Lines for the summary of a plan."""
+    wanted = (
+        f"{choice.budget.bpw:g} bits per weight" if choice.budget.bpw is not None else size_text(choice.budget.size)
+    )
+    spent = f"{choice.bits_per_weight:.3f} bits per weight, {size_text(choice.weight_bytes)} of weight files"
+    lines = [("budget", f"{wanted}: {spent}"), ("expected", f"{decibel_text(choice.sqnr_db)} dB overall")]
+    gap = choice.error / choice.bound - 1 if choice.bound > 0 else 0.0
+    proof = (
+        "no choice of K has less error" if gap < 5e-6 else f"at most {100 * gap:.2g} % above the least error possible"
+    )
+    if choice.uniform_k is not None and choice.uniform_error:
+        saved = 100 * (1 - choice.error / choice.uniform_error)
+        proof += f"; {saved:.0f} % less than K={choice.uniform_k} for all"
+    return [*lines, ("choice", proof)]
+
+
+def curve(choice: Choice) -> Table:
+    """The least error at some sizes, from the smallest to the largest, each as a share of that of the smallest."""
+    made = table("bits per weight", "error", "<")
+    points = choice.curve
+    shown = sorted({round(i * (len(points) - 1) / (_ROWS - 1)) for i in range(_ROWS)})
+    for bits, error in (points[i] for i in shown):
+        share = error / points[0][1] if points[0][1] else 0.0
+        made.add_row(f"{bits:.2f}", f"{100 * share:.3g} %", "█" * max(1, round(_BAR * share)) if share else "")
+    return made

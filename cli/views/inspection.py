@@ -1,0 +1,146 @@
+"""The tables of ``kbitq inspect``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from kbitq.cli.console import console
+from kbitq.cli.views import looks, summary
+from kbitq.cli.views.tables import Name, facts, table
+from kbitq.cli.views.text import decibel_text, natural_key, shape_text, size_text
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint import InspectReport
+    from kbitq.report.usage import Usage
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What of a quantized checkpoint is shown: grouped ``by``, the ``worst`` only, counts, another to compare with."""
+
+    by: str = "tensor"
+    worst: int | None = None
+    counted: dict[str, Usage] | None = None
+    other: InspectReport | None = None
+
+
+def show(report: InspectReport, sort: str, ks: Sequence[int], look: Look) -> None:
+    """Print a report of ``kbitq.checkpoint.inspect``: as JSON if asked for, else as tables."""
+    tensors = _sorted(report.tensors, sort, min(ks))
+    extra = _extra(report, look) if report.quantized else {}
+    if look.worst is not None:
+        from kbitq.report.groups import worst
+
+        tensors = worst(report.tensors, look.worst)
+    if console.wants_json:
+        console.object({"totals": report.totals, "tensors": tensors, **extra})
+        return
+    summary.notes(report.notes)
+    if not report.quantized:
+        _foreseen(report, tensors, ks)
+    elif look.other is not None:
+        console.show(looks.difference_table(extra["diff"]))
+    elif "groups" in extra:
+        console.show(looks.groups_table(extra["groups"], look.by), "", *_overall(report))
+    else:
+        _measured(report, tensors)
+    if look.counted is not None:
+        console.show("", looks.histograms_table(look.counted))
+
+
+def _extra(report: InspectReport, look: Look) -> Row:
+    """What a look adds to totals and tensors."""
+    found: Row = {}
+    if look.by != "tensor":
+        from kbitq.report.groups import by_layer, by_role
+
+        found["groups"] = (by_layer if look.by == "layer" else by_role)(report.tensors)
+    if look.other is not None:
+        from kbitq.report.difference import difference
+
+        found["diff"] = difference(report.tensors, look.other.tensors)
+    if look.counted is not None:
+        found["histograms"] = {name: usage.to_json() for name, usage in look.counted.items()}
+    return found
+
+
+def _sorted(tensors: Sequence[Row], by: str, k: int) -> list[Row]:
+    """Tensors without a measurement come after the others when sorted by SQNR."""
+
+    def error(row: Row) -> float:
+        value = row["sqnr_db"] if "would" not in row else (row["would"] or {}).get(k, {}).get("sqnr_db")
+        return float("inf") if value is None else value
+
+    keys: dict[str, Callable[[Row], Any]] = {
+        "name": lambda row: natural_key(row["name"]),
+        "sqnr": lambda row: (error(row), natural_key(row["name"])),
+        "size": lambda row: (-row["bytes"], natural_key(row["name"])),
+    }
+    return sorted(tensors, key=keys[by])
+
+
+def _measured(report: InspectReport, tensors: Sequence[Row]) -> None:
+    rows = [row for row in tensors if row["verdict"] == "quantized"]
+    mixed = _mixed(report)
+    made = table("tensor", "shape", "K", "bits", "SQNR dB", "max error", "size", *(f"<{key}" for key in mixed))
+    for row in rows:
+        made.add_row(
+            Name(row["name"]),
+            shape_text(row["shape"]),
+            str(row["k"]),
+            f"{row['bits_per_weight']:.2f}",
+            decibel_text(inf if row["max_abs_err"] == 0 else row["sqnr_db"]),
+            "-" if row["max_abs_err"] is None else f"{row['max_abs_err']:.2e}",
+            size_text(row["bytes"]),
+            *(row[key] for key in mixed),
+        )
+    console.show(made, "", *_overall(report))
+
+
+def _mixed(report: InspectReport) -> list[str]:
+    """Which of scale rule and codebook differ from tensor to tensor."""
+    rows = [row for row in report.tensors if row["verdict"] == "quantized"]
+    return [key for key in ("scale", "codebook") if len({row[key] for row in rows}) > 1]
+
+
+def _overall(report: InspectReport) -> list[Any]:
+    """What follows the tensors: the verdicts, and the totals."""
+    lines, mixed = summary.sizes(report.totals), _mixed(report)
+    first = next((row for row in report.tensors if row["verdict"] == "quantized"), None)
+    if first is not None and len(mixed) < 2:
+        same = ", ".join(f"{key} {first[key]}" for key in ("scale", "codebook") if key not in mixed)
+        lines.append(("chosen by", same))
+    lines.append(("SQNR", summary.sqnr(report.totals)))
+    return [summary.verdicts(report.tensors), "", facts(lines)]
+
+
+def _foreseen(report: InspectReport, tensors: Sequence[Row], ks: Sequence[int]) -> None:
+    rows = [row for row in tensors if row["would"]]
+    mixed = [key for key in ("dtype",) if len({row[key] for row in rows}) > 1]
+    made = table("tensor", "shape", *(f"<{key}" for key in mixed), *(f"K={k}" for k in ks))
+    for row in rows:
+        measured = (decibel_text(row["would"][k]["sqnr_db"]) for k in ks)
+        made.add_row(Name(row["name"]), shape_text(row["shape"]), *(row[key] for key in mixed), *measured)
+    console.show(made, "", summary.verdicts(map(_intent, tensors)), "", _choices(report.totals, ks))
+
+
+def _intent(row: Row) -> Row:
+    """The row as the table of verdicts shall count it: nothing has been quantized yet."""
+    if row["verdict"] != "quantized":
+        return row
+    return {**row, "verdict": "to quantize"} if row["would"] else {**row, "verdict": "cannot", "reason": "NaN or Inf"}
+
+
+def _choices(totals: Row, ks: Sequence[int]) -> Any:
+    made = table("K", "bits per weight", "SQNR dB", "file size", "smaller")
+    for k in ks:
+        would = totals["would"][k]
+        smaller = f"{totals['bytes'] / max(would['bytes'], 1):.2f}x"
+        cells = (f"{would['bits_per_weight']:.2f}", decibel_text(would["sqnr_db"]), size_text(would["bytes"]), smaller)
+        made.add_row(str(k), *cells)
+    return made

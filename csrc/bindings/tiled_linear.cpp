@@ -1,0 +1,223 @@
+// repack and the matmul on tiles: check the arguments, let go of the GIL, call the core.
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/tensor_view.h"
+#include "format/tile_order.h"
+#include "ops/codec/repack.h"
+#include "ops/linear/tiled.h"
+#include "ops/linear/tiled_few_plan.h"
+
+namespace kbitq {
+namespace {
+
+using Optional = std::optional<py::object>;
+
+#if defined(KBITQ_HAS_CUDA)
+#define KBITQ_CUDA_CALL(call) call
+#else
+#define KBITQ_CUDA_CALL(call) throw std::runtime_error("this build of kbitq has no CUDA kernels (`kbitq env` says why)")
+#endif
+
+py::tuple tile_shape(int64_t rows, int64_t cols, int k) {
+    if (k < kMinBits || k > kTileMaxBits) throw py::value_error("k: tiles have 2 to 5 bits, got " + std::to_string(k));
+    return py::make_tuple(row_tiles(rows), tile_chunks(cols), tile_words(k));
+}
+
+// K of tiles, from the words of a record.
+int tile_bits(const TensorView& tiles) {
+    for (int k = kMinBits; k <= kTileMaxBits; ++k) {
+        if (tiles.size(2) == tile_words(k)) return k;
+    }
+    throw py::value_error("tiles: records of " + std::to_string(tiles.size(2)) + " words belong to no K from 2 to 5");
+}
+
+void repack(const py::object& packed_arg, const py::object& absmax_arg, const py::object& tiles_arg, int64_t cols,
+            bool inverse, int threads, uintptr_t stream) {
+    TensorView packed("packed", packed_arg), absmax("absmax", absmax_arg), tiles("tiles", tiles_arg);
+    packed.is(Element::i32).of_rank(2);
+    const int64_t rows = packed.size(0), nblk = blocks_per_row(cols);
+    tiles.is(Element::i32).of_rank(3).on(packed.device());
+    const int k = tile_bits(tiles);
+    tiles.shaped({row_tiles(rows), tile_chunks(cols), tile_words(k)});
+    packed.shaped({rows, nblk * k});
+    absmax.is(Element::u8).shaped({rows, nblk}).on(packed.device());
+    if (threads < 1) throw py::value_error("threads: must be at least 1");
+    const RepackArgs args{
+        packed.data<int32_t>(), absmax.data<uint8_t>(), tiles.data<uint32_t>(), rows, cols, k, inverse};
+    py::gil_scoped_release unlocked;
+    if (packed.device() == kCpu) return repack_cpu(args, threads);
+    KBITQ_CUDA_CALL(repack_cuda(args, packed.device(), reinterpret_cast<void*>(stream)));
+}
+
+// The arguments that every matmul on tiles has; rows: of W.
+TileMatmulArgs matmul_args(const TensorView& x, const TensorView& tiles, const TensorView& codebook,
+                           const TensorView& workspace, const TensorView& counters, int64_t rows) {
+    TileMatmulArgs args{};
+    args.x = x.data<void>();
+    args.dtype = static_cast<DType>(x.dtype_index());
+    args.tiles = tiles.data<uint32_t>();
+    args.codebook = codebook.data<float>();
+    args.m = x.size(0);
+    args.rows = rows;
+    args.cols = x.size(1);
+    args.groups = codebook.size(0);
+    args.k = bits_of(codebook, 1);
+    args.workspace = workspace.data<float>();
+    args.counters = counters.data<uint32_t>();
+    return args;
+}
+
+void linear_tiles(const py::object& x_arg, const py::object& tiles_arg, const py::object& codebook_arg,
+                  const Optional& bias_arg, const py::object& out_arg, const py::object& workspace_arg,
+                  const py::object& counters_arg, const Optional& offsets_arg, const Optional& staging_arg,
+                  uintptr_t stream) {
+    TensorView x("x", x_arg), tiles("tiles", tiles_arg), codebook("codebook", codebook_arg), out("out", out_arg),
+        workspace("workspace", workspace_arg), counters("counters", counters_arg);
+    x.is_floating().of_rank(2);
+    const int device = x.device();
+    if (device == kCpu) throw py::value_error("x: is on the CPU; tiles are for CUDA (planes serve the CPU)");
+    if (x.element() == Element::f32) throw py::value_error("x: must be bfloat16 or float16, got float32");
+    codebook.is(Element::f32).of_rank(2).on(device);
+    workspace.is(Element::u8).of_rank(1).on(device);
+    counters.is(Element::i32).shaped({kMatmulCounters}).on(device);
+    out.is(x.element()).of_rank(2).on(device);
+    ExpertArgs experts{nullptr, 1};
+    if (offsets_arg) {
+        TensorView offsets("offsets", *offsets_arg);
+        offsets.is(Element::i32).of_rank(1).on(device);
+        experts = {offsets.data<int32_t>(), offsets.size(0) - 1};
+        if (experts.experts < 1) throw py::value_error("offsets: needs one entry more than there are experts");
+    }
+    TileMatmulArgs args = matmul_args(x, tiles, codebook, workspace, counters, out.size(1) * experts.experts);
+    args.y = out.data<void>();
+    out.shaped({args.m, args.rows / experts.experts});
+    if (args.groups < 1 || args.groups % experts.experts || args.rows % args.groups ||
+        (args.groups > 1 && args.rows / args.groups % kTileRows)) {
+        throw py::value_error(
+            "codebook: its groups must be of equal size, whole row tiles of 16, and a multiple of the experts");
+    }
+    if (args.k > kTileMaxBits) throw py::value_error("codebook: tiles have 2 to 5 bits, got " + std::to_string(args.k));
+    tiles.is(Element::i32).shaped({row_tiles(args.rows), tile_chunks(args.cols), tile_words(args.k)}).on(device);
+    if (bias_arg)
+        args.bias = TensorView("bias", *bias_arg).is(x.element()).shaped({out.size(1)}).on(device).data<void>();
+    if (staging_arg)
+        args.staging = TensorView("staging", *staging_arg).is(Element::u8).of_rank(1).on(device).data<void>();
+    if (args.m == 0 || args.rows == 0) return;
+    KBITQ_CUDA_CALL({
+        if (workspace.size(0) < matmul_workspace_bytes(device))
+            throw py::value_error("workspace: too small for this device");
+        if (staging_arg &&
+            TensorView("staging", *staging_arg).size(0) < wide_staging_bytes(args.m, args.rows, args.cols, device))
+            throw py::value_error("staging: too small for these rows of x");
+        py::gil_scoped_release unlocked;
+        void* const on = reinterpret_cast<void*>(stream);
+        if (offsets_arg) return grouped_gemm_cuda(args, experts, device, on);
+        matmul_cuda(args, device, on);
+    });
+}
+
+void decode_tiles(const py::object& tiles_arg, const py::object& codebook_arg, const py::object& out_arg,
+                  uintptr_t stream) {
+    TensorView tiles("tiles", tiles_arg), codebook("codebook", codebook_arg), out("out", out_arg);
+    out.is_floating().of_rank(2);
+    codebook.is(Element::f32).of_rank(1).on(out.device());
+    const int k = bits_of(codebook, 0);
+    const int64_t rows = out.size(0), cols = out.size(1);
+    if (k > kTileMaxBits) throw py::value_error("codebook: tiles have 2 to 5 bits, got " + std::to_string(k));
+    tiles.is(Element::i32).shaped({row_tiles(rows), tile_chunks(cols), tile_words(k)}).on(out.device());
+    if (out.device() == kCpu) throw py::value_error("out: is on the CPU; tiles are for CUDA (planes serve the CPU)");
+    const DecodeTilesArgs args{tiles.data<uint32_t>(),
+                               codebook.data<float>(),
+                               k,
+                               out.data<void>(),
+                               static_cast<DType>(out.dtype_index()),
+                               rows,
+                               cols};
+    py::gil_scoped_release unlocked;
+    KBITQ_CUDA_CALL(decode_tiles_cuda(args, out.device(), reinterpret_cast<void*>(stream)));
+    (void)args, (void)stream;
+}
+
+int64_t workspace_bytes(int device) {
+    (void)device;
+    KBITQ_CUDA_CALL(return matmul_workspace_bytes(device));
+}
+
+int64_t staging_bytes(int64_t m, int64_t rows, int64_t cols, int device) {
+    (void)m, (void)rows, (void)cols, (void)device;
+    KBITQ_CUDA_CALL(return wide_staging_bytes(m, rows, cols, device));
+}
+
+int64_t rows_taken(int device) {
+#if defined(KBITQ_HAS_CUDA)
+    return matmul_rows(device);
+#else
+    (void)device;
+    return 0;
+#endif
+}
+
+// For the tests: what plan_gemv makes of a matrix on a card that need not be here.
+py::dict gemv_plan(int k, int m, int tiles, int groups, int chunks, int multiprocessors, int shared_bytes,
+                   const std::vector<int>& clusters, bool small_table) {
+    using namespace matmul;
+    using namespace pybind11::literals;
+    GemvCard card;
+    card.multiprocessors = multiprocessors;
+    card.shared_bytes = shared_bytes;
+    for (size_t i = 0; i < clusters.size() && i < kGemvMaxSplitShift; ++i) card.clusters[i + 1] = clusters[i];
+    py::dict result;
+    with_bits(k, [&](auto bits) {
+        if constexpr (bits > kTileMaxBits) {
+            throw py::value_error("k: tiles have 2 to 5 bits, got " + std::to_string(k));
+        } else {
+            with_gemv_rows(m, [&](auto mp) {
+                const GemvSizes sizes = small_table && bits == 5 ? kGemvSizes < bits, mp,
+                                bits == 5 ? 16 : 32 >            : kGemvSizes<bits, mp>;
+                const GemvPlan plan = plan_gemv(sizes, {tiles, groups, chunks, m}, card);
+                result = py::dict("warps"_a = plan.warps, "lanes"_a = plan.lanes(), "splits"_a = plan.splits(),
+                                  "parts"_a = plan.parts, "passes"_a = plan.passes, "batch"_a = plan.batch,
+                                  "total_tiles"_a = plan.total_tiles, "cluster"_a = plan.cluster,
+                                  "bytes"_a = plan.bytes(sizes));
+            });
+        }
+    });
+    return result;
+}
+
+}  // namespace
+
+void bind_tiles(py::module_& m) {
+    using py::arg;
+    m.attr("tile_rows") = kTileRows;
+    m.attr("tile_max_bits") = kTileMaxBits;
+    m.attr("matmul_counters") = kMatmulCounters;
+    m.def("tile_shape", &tile_shape, arg("rows"), arg("cols"), arg("k"),
+          "Shape of the int32 tiles of a [rows, cols] matrix.");
+    m.def("matmul_workspace_bytes", &workspace_bytes, arg("device"),
+          "Bytes of workspace that linear_tiles needs on a device.");
+    m.def("matmul_staging_bytes", &staging_bytes, arg("m"), arg("rows"), arg("cols"), arg("device"),
+          "Bytes of staging that linear_tiles wants for m rows of x; 0 for none.");
+    m.def("matmul_rows", &rows_taken, arg("device"),
+          "Rows of x up to which linear_tiles takes a product on this CUDA device with this build; 0: none.");
+    m.attr("gemv_rows") = kGemvMaxBatch;
+    m.def("gemv_plan", &gemv_plan, arg("k"), arg("m"), arg("tiles"), arg("groups"), arg("chunks"),
+          arg("multiprocessors"), arg("shared_bytes"), arg("clusters"), arg("small_table") = false,
+          "How the kernel for few rows of x cuts a matrix (csrc/ops/tiled_few_plan.h); warps is 0 if nothing fits.");
+    m.attr("matmul_workspace_sums") = kWorkspaceSums;
+    m.def("repack", &repack, arg("packed"), arg("absmax"), arg("tiles"), arg("cols"), arg("inverse"),
+          arg("threads") = 1, arg("stream") = 0, "Fill tiles from packed and absmax, or (inverse) these from tiles.");
+    m.def("linear_tiles", &linear_tiles, arg("x"), arg("tiles"), arg("codebook"), arg("bias").none(true), arg("out"),
+          arg("workspace"), arg("counters"), arg("offsets").none(true), arg("staging").none(true), arg("stream") = 0,
+          "out [M, rows] = x [M, cols] W^T + bias; codebook [groups, 2^K]; offsets [experts + 1] deals rows of x to "
+          "experts.");
+    m.def("decode_tiles", &decode_tiles, arg("tiles"), arg("codebook"), arg("out"), arg("stream") = 0,
+          "Fill out [rows, cols]; codebook [2^K].");
+}
+
+}  // namespace kbitq

@@ -1,0 +1,184 @@
+// dequantize on the GPU: mostly writes (2 of 2 + K/8 bytes a value), so the stores are whole: a lane makes eight
+// neighbours of a block and writes them at once, a warp 256 of a row.
+//
+//     lane      0        1         2         3     | 4 ..        four lanes a block, eight blocks a step
+//     elements  0..7     8..15     16..23    24..31              each reads the block's K words (one transaction for
+//     four)
+//
+// A lane takes its byte of each plane, turns them into eight indices in one or two registers (cuda/planes.cuh), and
+// looks the levels up: up to 32 of them live one in each lane and a shuffle fetches them, more lie in shared memory.
+#include <cuda_pipeline_primitives.h>
+
+#include "codecs/planes.cuh"
+#include "cuda/element.cuh"
+#include "cuda/launch.cuh"
+#include "ops/codec/dequantize.h"
+
+namespace kbitq {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kStripBlocks = 8;  // of one step of a warp
+constexpr int kStepsAhead = 4;   // steps of a warp, whose loads are issued together
+constexpr int kWarpBlocks = kStripBlocks * kStepsAhead;
+static_assert(kWarpBlocks == 32, "each lane loads the scale of one block");
+
+// The levels as lookup(index) sees them. Bits of the index from K up are ignored where a shuffle looks up, as the
+// levels repeat over the lanes; every lane of the warp must take part.
+template <int K>
+class LevelTable {
+  public:
+    static constexpr bool kInLanes = K <= 5;
+
+    __device__ __forceinline__ LevelTable(const float* codebook, float* shared) : shared_(shared) {
+        if constexpr (kInLanes) {
+            mine_ = codebook[threadIdx.x & ((1 << K) - 1)];
+        } else {
+            for (int i = threadIdx.x; i < (1 << K); i += kThreads) shared[i] = codebook[i];
+            __syncthreads();
+        }
+    }
+
+    __device__ __forceinline__ float lookup(uint32_t index) const {
+        if constexpr (kInLanes) return __shfl_sync(~0u, mine_, index);
+        return shared_[index & ((1 << K) - 1)];
+    }
+
+  private:
+    const float* shared_;
+    float mine_ = 0.0f;
+};
+
+// The K words of a block, from shared memory if they lie aligned to their number.
+template <int K>
+__device__ __forceinline__ void read_words(uint32_t (&w)[K], const uint32_t* p) {
+    if constexpr (K % 4 == 0) {
+#pragma unroll
+        for (int j = 0; j < K; j += 4) {
+            const uint4 four = *reinterpret_cast<const uint4*>(p + j);
+            w[j] = four.x, w[j + 1] = four.y, w[j + 2] = four.z, w[j + 3] = four.w;
+        }
+    } else if constexpr (K % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < K; j += 2) {
+            const uint2 two = *reinterpret_cast<const uint2*>(p + j);
+            w[j] = two.x, w[j + 1] = two.y;
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < K; ++j) w[j] = p[j];
+    }
+}
+
+// The scale of a block, E4M4 or float32.
+template <bool kFloatScale>
+__device__ __forceinline__ float load_scale(const void* absmax, int64_t block) {
+    if constexpr (kFloatScale) return static_cast<const float*>(absmax)[block];
+    return decode_scale(static_cast<const uint8_t*>(absmax)[block]);
+}
+
+// Elements first .. first + 7 of a block as far as its row has them; `aligned`: eight may be stored at once.
+template <typename T>
+__device__ __forceinline__ void store_in_row(const DequantizeArgs& a, int64_t block, int first, bool aligned,
+                                             const float (&v)[8]) {
+    const int64_t nblk = blocks_per_row(a.cols), row = block_row(block, nblk);
+    const int64_t column = (block - row * nblk) * kBlock + first;
+    T* p = static_cast<T*>(a.out) + row * a.cols + column;
+    const int64_t left = a.cols - column;
+    if (aligned && left >= 8) return store_eight(p, v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        if (i < left) store_element(p + i, v[i]);
+    }
+}
+
+// Eight values of a block from its words.
+template <int K>
+__device__ __forceinline__ void decode_eight(float (&v)[8], const uint32_t (&w)[K], const LevelTable<K>& levels,
+                                             float scale) {
+    const EightIndices<K> index = indices_of_planes<K>(w, byte_of_two(threadIdx.x & 3));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = levels.lookup(index.at(i)) * scale;
+}
+
+// A warp's blocks, `start` being its first, where all of them exist and follow each other in `out` without a gap,
+// 16-byte aligned like packed. The words come through shared memory, so that each sector is asked for once and few
+// registers wait.
+template <int K, typename T, bool kFloatScale>
+__device__ __forceinline__ void decode_gapless(const DequantizeArgs& a, const LevelTable<K>& levels, uint4* staged,
+                                               int64_t start) {
+    const int lane = threadIdx.x & 31;
+    const auto* source = reinterpret_cast<const uint4*>(a.packed + start * K);
+#pragma unroll
+    for (int c = 0; c < kWarpBlocks * K / 4; c += 32) {
+        if (c + lane < kWarpBlocks * K / 4) __pipeline_memcpy_async(staged + c + lane, source + c + lane, 16);
+    }
+    __pipeline_commit();
+    const float scales = load_scale<kFloatScale>(a.absmax, start + lane);  // of block `lane`
+    __pipeline_wait_prior(0);
+    __syncwarp();
+#pragma unroll
+    for (int u = 0; u < kStepsAhead; ++u) {
+        const int block = u * kStripBlocks + lane / 4;
+        uint32_t w[K];
+        float v[8];
+        read_words<K>(w, reinterpret_cast<const uint32_t*>(staged) + block * K);
+        decode_eight<K>(v, w, levels, __shfl_sync(~0u, scales, block));
+        store_eight(static_cast<T*>(a.out) + (start + block) * kBlock + (lane & 3) * 8, v);
+    }
+}
+
+// A warp's blocks, each found by its row. All lanes take part in every shuffle.
+template <int K, typename T, bool kFloatScale>
+__device__ __forceinline__ void decode_by_row(const DequantizeArgs& a, const LevelTable<K>& levels, int64_t start,
+                                              int64_t blocks, bool aligned) {
+    for (int u = 0; u < kStepsAhead; ++u) {
+        const int64_t block = start + u * kStripBlocks + (threadIdx.x & 31) / 4, there = min(block, blocks - 1);
+        uint32_t w[K];
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < K; ++j) w[j] = static_cast<uint32_t>(a.packed[there * K + j]);
+        decode_eight<K>(v, w, levels, load_scale<kFloatScale>(a.absmax, there));
+        if (block < blocks) store_in_row<T>(a, block, (threadIdx.x & 3) * 8, aligned, v);
+    }
+}
+
+// The first `gapless` blocks allow decode_gapless.
+template <int K, DType D, bool kFloatScale>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(const DequantizeArgs a, int64_t blocks, int64_t gapless, bool aligned) {
+    using T = typename ElementOf<D>::type;
+    __shared__ float shared_levels[LevelTable<K>::kInLanes ? 1 : 1 << K];
+    __shared__ uint4 staged[kWarps][kWarpBlocks * K / 4];
+    const LevelTable<K> levels(a.codebook, shared_levels);
+    const int64_t cta = int64_t{blockIdx.x} * kWarps * kWarpBlocks, start = cta + threadIdx.x / 32 * kWarpBlocks;
+    if (cta + kWarps * kWarpBlocks <= gapless) {
+        decode_gapless<K, T, kFloatScale>(a, levels, staged[threadIdx.x / 32], start);
+    } else {
+        decode_by_row<K, T, kFloatScale>(a, levels, start, blocks, aligned);
+    }
+}
+
+}  // namespace
+
+void dequantize_cuda(const DequantizeArgs& a, int device, void* stream) {
+    const int64_t blocks = a.rows * blocks_per_row(a.cols);
+    if (blocks == 0) return;
+    const DeviceGuard guard(device);
+    const bool pointers = all_aligned16({a.packed, a.out});
+    const bool aligned = pointers && a.cols * dtype_size(a.dtype) % 16 == 0;
+    const int64_t gapless = !pointers ? 0 : a.cols % kBlock == 0 ? blocks : a.rows == 1 ? a.cols / kBlock : 0;
+    const auto grid = static_cast<unsigned>(divide_up(blocks, kWarps * kWarpBlocks));
+    const auto on = static_cast<cudaStream_t>(stream);
+    with_bits(a.k, [&](auto bits) {
+        with_dtype(a.dtype, [&](auto dtype) {
+            const auto kernel =
+                a.absmax_is_float ? dequantize_kernel<bits, dtype, true> : dequantize_kernel<bits, dtype, false>;
+            kernel<<<grid, kThreads, 0, on>>>(a, blocks, gapless, aligned);
+        });
+    });
+    check_cuda(cudaGetLastError(), "dequantize", matrix_shape(a.rows, a.cols) + " at K=" + std::to_string(a.k));
+}
+
+}  // namespace kbitq

@@ -1,0 +1,11 @@
+// The matmul compiled for AVX2 with fused multiply-add.
+#include "cpu/simd_avx2.h"
+
+#define KBITQ_ISA avx2
+#include "ops/linear/linear_simd.h"
+
+namespace kbitq {
+
+const MatmulKernels kAvx2Matmul = {avx2::kVectors, avx2::linear};
+
+}  // namespace kbitq

@@ -1,0 +1,292 @@
+// y = x W^T for 9 and more rows of x, and for experts: weights decoded in registers, multiplied by 8 * NT rows of x.
+//
+// A CTA has up to 8 warps of two row tiles each (16 of one for NT = 1), and walks along a range of chunks of 256
+// columns. Of a chunk, every warp copies its records and all warps together the activations, `kStages` chunks ahead
+// (cp.async, one barrier a chunk). A subtile of 64 columns is decoded, multiplied by its scales (rounded to T, as a
+// dequantized weight is) and used for NT column tiles of mma; two row tiles share each load of activations. Sums stay
+// in registers.
+//
+//     shared memory:  table | ring: warps x kStages x kTiles records | kStages x 8*NT rows of activations + 64 bytes
+//
+// The 64 bytes put neighbouring rows half the banks apart, so that the 16-byte loads of b-operands do not collide.
+// Where there are few row tiles, `splits` CTAs share the columns; the last warp to arrive at its row tiles adds all of
+// them up in their order, from the workspace.
+#pragma once
+
+#include "codecs/planes_record.cuh"
+#include "ops/linear/tiled.h"
+
+namespace kbitq::matmul {
+
+struct GemmParams {
+    const void* x;
+    const uint8_t* tiles;
+    const float* codebook;
+    const void* bias;
+    void* y;
+    float4* partial;         // [blocks * warps][splits][kTiles * NT][32]
+    uint32_t* counters;      // [blocks * warps]
+    const int32_t* offsets;  // [experts + 1]: the rows of x of each expert; null: one, with all m rows
+    int64_t rows, cols;      // rows of an expert
+    int64_t m;
+    int tiles_per_group;
+    int blocks_per_group;  // CTAs (times splits)
+    int groups_per_expert;
+    int chunks;
+    int splits;
+    bool vector_x;
+};
+
+// For one matrix, not for experts; x and vector_x are the caller's.
+inline GemmParams gemm_params(const TileMatmulArgs& args, int blocks_per_group, int splits) {
+    GemmParams p{};
+    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
+    p.codebook = args.codebook;
+    p.bias = args.bias;
+    p.y = args.y;
+    p.partial = reinterpret_cast<float4*>(args.workspace);
+    p.counters = args.counters;
+    p.rows = args.rows;
+    p.cols = args.cols;
+    p.m = args.m;
+    p.tiles_per_group = static_cast<int>(row_tiles(args.rows / args.groups));
+    p.blocks_per_group = blocks_per_group;
+    p.groups_per_expert = static_cast<int>(args.groups);
+    p.chunks = static_cast<int>(tile_chunks(args.cols));
+    p.splits = splits;
+    return p;
+}
+
+constexpr int kGemmTilesPerBlock = 16;  // row tiles of a CTA at most
+static_assert(kGemmTilesPerBlock * kTileRows * kGemmSlice <= kWorkspaceSums);
+constexpr int kGemmInRegisters = 1;  // subtiles of four decoded in registers (K = 2, 3)
+
+template <int K, int NT>
+struct GemmLayout {
+    static constexpr int kTiles = NT == 1 ? 1 : 2;  // row tiles of a warp
+    static constexpr int kMaxWarps = kGemmTilesPerBlock / kTiles;
+    static constexpr int kCopies = K == 5 ? 16 : 32;
+    static constexpr int kRowBytes = kTileCols * 2 + 64;
+    static constexpr int kActivations = 8 * NT * kRowBytes;
+    static constexpr int kStageBytes = kMaxWarps * kTiles * Record<K>::kBytes + kActivations;
+    static constexpr int kFit = (kBlockShared - Table<K, kCopies>::kBytes) / kStageBytes;
+    static constexpr int kStages = kFit > 4 ? 4 : kFit;
+    static_assert(kStages >= 2);
+    static constexpr int bytes(int warps) {
+        return Table<K, kCopies>::kBytes + kStages * (warps * kTiles * Record<K>::kBytes + kActivations);
+    }
+};
+
+// 8 * NT rows of x from row m0 on, the columns of one chunk, to shared memory; zeros past the ends. All threads, a warp
+// for a row.
+template <typename T, int NT, int RowBytes>
+__device__ __forceinline__ void copy_activations(const GemmParams& p, const T* x, int64_t m0, int64_t m, int chunk,
+                                                 uint8_t* to) {
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const int64_t col = static_cast<int64_t>(chunk) * kTileCols + lane * 8;
+    for (int line = threadIdx.x / 32; line < 8 * NT; line += warps) {
+        uint8_t* const place = to + line * RowBytes + lane * 16;
+        const bool inside = m0 + line < m && col < p.cols;
+        const T* const source = x + (inside ? (m0 + line) * p.cols + col : 0);
+        if (p.vector_x) {
+            copy_async_16(shared_address(place), source, inside ? 16 : 0);
+        } else {
+            for (int e = 0; e < 8; ++e) {
+                reinterpret_cast<uint16_t*>(place)[e] =
+                    inside && col + e < p.cols ? reinterpret_cast<const uint16_t*>(source)[e] : uint16_t{0};
+            }
+        }
+    }
+}
+
+// sum[tile][n] += 16 x 256 weights times the activations of column tile n, for each row tile of the warp. `own` and
+// `scales`: shared addresses of the lane's words in the first record and of the scales of its rows.
+template <typename T, int K, int NT, int Tiles, typename Decode>
+__device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, const uint8_t* x, const Decode& decode,
+                                               float (&sum)[Tiles][NT][4]) {
+    constexpr int kRowBytes = GemmLayout<K, NT>::kRowBytes, kSideBySide = NT < 4 ? NT : 4;
+    const uint8_t* fragment = x + threadIdx.x % 32 / 4 * kRowBytes + threadIdx.x % 4 * 16;
+    uint32_t w[Tiles][4 * K];
+#pragma unroll
+    for (int r = 0; r < Tiles; ++r) load_words<K>(own + r * Record<K>::kBytes, w[r]);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+        uint32_t a[Tiles][16];
+#pragma unroll
+        for (int r = 0; r < Tiles; ++r) {
+            decode(w[r] + s * K, s, a[r]);
+            scale_subtile<T>(load_record_32(scales + r * Record<K>::kBytes + 4 * s), a[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int n = 0; n < NT; n += kSideBySide) {
+                uint4 b[kSideBySide];
+#pragma unroll
+                for (int j = 0; j < kSideBySide; ++j) {
+                    b[j] =
+                        *reinterpret_cast<const uint4*>(fragment + (n + j) * 8 * kRowBytes + (2 * s + i) * kBlock * 2);
+                }
+#pragma unroll
+                for (int step = 0; step < 2; ++step) {  // mma waits for mma of the same sum: the others go between
+#pragma unroll
+                    for (int j = 0; j < kSideBySide; ++j) {
+                        const uint32_t half[2] = {step ? b[j].z : b[j].x, step ? b[j].w : b[j].y};
+#pragma unroll
+                        for (int r = 0; r < Tiles; ++r) {
+                            Pair<T>::mma(sum[r][n + j], a[r] + 8 * i + 4 * step, half, sum[r][n + j]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The sums of a warp's row tiles over all splits, in their order. True for the one warp that holds them all in the end.
+template <int N>
+__device__ __forceinline__ bool gather_splits(const GemmParams& p, int warp, int split, float (&sum)[N][4]) {
+    const int lane = threadIdx.x % 32;
+    float4* slot = p.partial + static_cast<int64_t>(warp) * p.splits * N * 32 + lane;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        __stcg(&slot[(split * N + n) * 32], make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
+    __threadfence();
+    __syncwarp();
+    unsigned arrived = 0;
+    if (lane == 0) arrived = atomicAdd(&p.counters[warp], 1u);
+    if (__shfl_sync(0xFFFFFFFFu, arrived, 0) != static_cast<unsigned>(p.splits - 1)) return false;
+    if (lane == 0) p.counters[warp] = 0;
+    __threadfence();
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
+    for (int s = 0; s < p.splits; ++s) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            const float4 v = __ldcg(&slot[(s * N + n) * 32]);
+            sum[n][0] += v.x, sum[n][1] += v.y, sum[n][2] += v.z, sum[n][3] += v.w;
+        }
+    }
+    return true;
+}
+
+template <typename T, int NT>
+__device__ __forceinline__ void store_tile(const GemmParams& p, T* y, int64_t row0, int64_t m0, int64_t m, int exponent,
+                                           const float (&sum)[NT][4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int64_t row = row0 + g + 8 * half;
+        if (row >= p.rows) continue;
+        const float bias = p.bias ? Pair<T>::to_float(static_cast<const T*>(p.bias)[row]) : 0.0f;
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int64_t column = m0 + n * 8 + 2 * t + c;
+                const float v = multiply_exp2(sum[n][2 * half + c], exponent) + bias;
+                if (column < m) y[column * p.rows + row] = Pair<T>::from_float(v);
+            }
+        }
+    }
+}
+
+template <typename T, int K, int NT>
+__global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_kernel(const GemmParams p) {
+#if __CUDA_ARCH__ >= 800
+    using Layout = GemmLayout<K, NT>;
+    constexpr int kStages = Layout::kStages, kTiles = Layout::kTiles, kSlotBytes = kTiles * Record<K>::kBytes;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    check_table_base(shared);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const uint32_t ring =
+        shared_address(shared) + Table<K, Layout::kCopies>::kBytes + warp * kStages * kSlotBytes + lane * 16;
+    const int to_scales = scales_from_own<K>();
+    uint8_t* const staged = shared + Table<K, Layout::kCopies>::kBytes + warps * kStages * kSlotBytes;
+
+    // Which row tiles, which chunks.
+    const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits, group = block / p.blocks_per_group;
+    const int tile_in_group = (block % p.blocks_per_group * warps + warp) * kTiles;
+    const int tiles =
+        min(kTiles, p.tiles_per_group - tile_in_group);  // that exist; not above 0: the warp only copies x
+    const int64_t tile = static_cast<int64_t>(group) * p.tiles_per_group + tile_in_group;
+    const int first = static_cast<int64_t>(split) * p.chunks / p.splits,
+              end = static_cast<int64_t>(split + 1) * p.chunks / p.splits;
+    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Record<K>::kBytes + lane * 16;
+
+    // Weights and codebook do not change (ops/repack.h) and are read before the kernel ahead has ended; x and offsets
+    // are its.
+    const float level = load_level<K>(p.codebook + group * (1 << K));
+    launch_dependents();
+    if (p.offsets) wait_for_dependency();
+    const int expert = group / p.groups_per_expert;
+    const int64_t begin_m = p.offsets ? p.offsets[expert] : 0;
+    const int64_t m = p.offsets ? p.offsets[expert + 1] - begin_m : p.m;
+    if (m <= 0) return;
+    const T* const x = static_cast<const T*>(p.x) + begin_m * p.cols;
+    int exponent;
+    const uint32_t kept = normalised_level<T, K>(level, exponent, ScalePairs<T>::kLift);
+    const Decoder<K, Layout::kCopies, kGemmInRegisters> decode(kept);
+
+    const auto copy_weights = [&](int chunk, int slot) {
+        if (chunk >= end) return;
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+            if (r >= tiles) continue;
+            const uint8_t* from = records + (static_cast<int64_t>(r) * p.chunks + chunk - first) * Record<K>::kBytes;
+            copy_record<K>(ring + slot * kSlotBytes + r * Record<K>::kBytes, from);
+        }
+    };
+    const auto copy_x = [&](int chunk, int slot, int64_t m0) {
+        if (chunk < end)
+            copy_activations<T, NT, Layout::kRowBytes>(p, x, m0, m, chunk, staged + slot * Layout::kActivations);
+        copy_async_commit();
+    };
+
+    for (int64_t m0 = 0; m0 < m; m0 += 8 * NT) {  // more than once only for an expert with many rows
+#pragma unroll
+        for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
+        if (m0 == 0) {
+            fill_table<K, Layout::kCopies>(kept, warp, warps);
+            wait_for_dependency();
+        }
+#pragma unroll
+        for (int s = 0; s < kStages - 1; ++s) copy_x(first + s, s, m0);
+        float sum[kTiles][NT][4] = {};
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = first; chunk < end; ++chunk) {
+            copy_async_wait<kStages - 2>();
+            __syncthreads();
+            const int free_slot = slot == 0 ? kStages - 1 : slot - 1;
+            copy_weights(chunk + kStages - 1, free_slot);
+            copy_x(chunk + kStages - 1, free_slot, m0);
+            if (tiles > 0) {
+                const uint32_t record = fresh(ring + slot * kSlotBytes);
+                multiply_chunk<T, K, NT, kTiles>(record, record + to_scales, staged + slot * Layout::kActivations,
+                                                 decode, sum);
+            }
+            slot = slot + 1 == kStages ? 0 : slot + 1;
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+        if (tiles <= 0) continue;
+        if (p.splits > 1) {
+            float (&all)[kTiles * NT][4] = reinterpret_cast<float (&)[kTiles * NT][4]>(sum);
+            if (!gather_splits<kTiles * NT>(p, block * warps + warp, split, all)) continue;
+        }
+        const int64_t row0 =
+            (tile - static_cast<int64_t>(expert) * p.groups_per_expert * p.tiles_per_group) * kTileRows;
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+            if (r >= tiles) continue;
+            store_tile<T, NT>(p, static_cast<T*>(p.y) + begin_m * p.rows, row0 + r * kTileRows, m0, m,
+                              exponent - ScalePairs<T>::kBias, sum[r]);
+        }
+    }
+#else
+    __trap();  // matmul_rows keeps callers from here
+#endif
+}
+
+}  // namespace kbitq::matmul

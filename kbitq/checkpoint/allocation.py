@@ -1,0 +1,250 @@
+"""``choose``: measures every tensor at every K and spends a budget on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kbitq.checkpoint.passes.measure import Measured, measure
+from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
+from kbitq.checkpoint.passes.tile_codec import TileCodec, resolve_device
+from kbitq.checkpoint.plan.plan import Plan, TensorPlan, check_worthwhile
+from kbitq.checkpoint.source.memory import tile_bytes
+from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.choose import knapsack as allocator
+from kbitq.choose.knapsack import Allocation, Budget
+from kbitq.choose.selection import REGEX_PREFIX, Rule, shrinks
+from kbitq.choose.tensor_names import merged_experts, tie_of
+from kbitq.errors import BudgetError, SelectionError
+from kbitq.format import K_MAX, K_MIN, codebook_nbytes, element_count, quantized_nbytes
+from kbitq.quantized import sqnr_db
+
+KS = tuple(range(K_MIN, K_MAX + 1))
+_FITTINGS = 8  # attempts to hit a file size: the header's length depends on the choice, by a few bytes
+_CURVE_POINTS = 24
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a budget was spent.
+
+    Attributes:
+        bits_per_weight: of the choice; bytes of packed words and scale bytes, codebooks apart.
+        weight_bytes: of all weight files of the output.
+        sqnr_db: expected over all quantized tensors, from the measurement.
+        error: the weighted error of the choice; ``bound``: no choice within the budget has less.
+        uniform_k: the K that, given to every tensor, has the least error within the budget; None if none fits.
+        uniform_error: its error.
+        curve: (bits per weight, error) of the best choices from the smallest to the largest.
+        groups: tensors that were tied to one K, by their key, where there is more than one.
+    """
+
+    budget: Budget
+    bits_per_weight: float
+    weight_bytes: int
+    sqnr_db: float | None
+    error: float
+    bound: float
+    uniform_k: int | None
+    uniform_error: float | None
+    curve: list[tuple[float, float]]
+    groups: dict[str, list[str]]
+
+    def to_json(self) -> dict[str, Any]:
+        wanted = {"bpw": self.budget.bpw} if self.budget.bpw is not None else {"size": self.budget.size}
+        return {
+            **wanted, "weights": self.budget.error, "bits_per_weight": self.bits_per_weight,
+            "weight_bytes": self.weight_bytes, "sqnr_db": self.sqnr_db, "error": self.error, "bound": self.bound,
+            "uniform_k": self.uniform_k, "uniform_error": self.uniform_error,
+            "curve": [{"bits_per_weight": bits, "error": error} for bits, error in self.curve],
+            "tied": self.groups,
+        }  # fmt: skip
+
+
+def choose(plan: Plan, progress: Callable[[Progress], None] | None = None) -> Plan:
+    """Measure the tensors of a plan and give each its K, so that the least error fits the plan's budget.
+
+    A plan without a budget comes back as it is. The result does not depend on the device or on the memory allowed.
+
+    Raises:
+        BudgetError: even the smallest K take more than the budget.
+        SelectionError: a pattern of the budget matches nothing, or too little is finite.
+        NonFiniteError, CheckpointError, BuildError: as in ``run``.
+    """
+    budget = plan.options.budget
+    if budget is None or plan.choice is not None:
+        return plan
+    _check_budget(plan, budget)
+    measured, plan = _measured(plan, progress)
+    return _Spending(plan, budget, measured).result()
+
+
+def _check_budget(plan: Plan, budget: Budget) -> None:
+    names = [t.name for t in plan.tensors]
+    for option, patterns in (("weight", [p for p, _ in budget.factors]), ("tie", budget.ties)):
+        for pattern in patterns:
+            if not any(map(Rule(pattern).matches, names)):
+                raise SelectionError(f"--{option} '{pattern}' matches no tensor")
+    if budget.error == "importance" and plan.importance is None:
+        raise BudgetError("errors weighted by importance need an importance file", hint="--importance FILE")
+
+
+def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> tuple[dict[str, Measured], Plan]:
+    chosen = [t for t in plan.tensors if t.quantized]
+    meter = ProgressMeter(progress, sum(t.bytes_in for t in chosen))
+    found: dict[str, Measured] = {}
+    keep: dict[str, str] = {}
+    with TileReader(plan.checkpoint, tile_bytes(plan.options.max_memory)) as reader:
+        codec = TileCodec(reader, resolve_device(plan.options.device))
+        for tensor in chosen:
+            ks = (tensor.k,) if tensor.pinned and tensor.k is not None else KS
+            result = measure(plan, codec, tensor, ks)
+            if isinstance(result, str):
+                keep[tensor.name] = result
+            else:
+                found[tensor.name] = result
+            meter.add(tensor.bytes_in, tensor.name)
+        reader.check_unchanged()
+    plan = plan.with_kept(keep)
+    check_worthwhile(plan.source, plan.tensors, plan.options)
+    return found, plan
+
+
+class _Spending:
+    """One budget on one plan: the tables of sizes and errors by group and K, and what is chosen from them."""
+
+    def __init__(self, plan: Plan, budget: Budget, measured: Mapping[str, Measured]) -> None:
+        self.plan, self.budget, self.measured = plan, budget, measured
+        self.tensors = [t for t in plan.tensors if t.quantized]
+        self.experts = Counter(merged_experts(t.name) for t in self.tensors)
+        free = [t for t in self.tensors if not t.pinned]
+        self.groups = tied(free, budget.ties)
+        members = list(self.groups.values())
+        self.sizes = np.array([[sum(self._size(t, k) for t in g) for k in KS] for g in members], np.int64)
+        self.errors = np.array([[sum(self._error(t, k) for t in g) for k in KS] for g in members])
+        self.sizes, self.errors = self.sizes.reshape(-1, len(KS)), self.errors.reshape(-1, len(KS))
+        self.pinned = [t for t in self.tensors if t.pinned]
+
+    def result(self) -> Plan:
+        """The plan with the choice made."""
+        limit = self._limit()
+        for _ in range(_FITTINGS):
+            allocation = self._allocate(limit)
+            chosen = self.plan.with_ks(self._ks(allocation))
+            over = sum(s.nbytes for s in chosen.shards) - self.budget.size if self.budget.size is not None else 0
+            if over <= 0:
+                return self._described(chosen, allocation)
+            limit -= over
+        raise BudgetError(f"no choice of K makes files of {self.budget.size:,} bytes or less")
+
+    def _allocate(self, limit: int) -> Allocation:
+        try:
+            return allocator.allocate(self.sizes, self.errors, limit)
+        except BudgetError as error:
+            least = self.plan.with_ks(self._smallest())
+            raise BudgetError(
+                f"{self._wanted()} cannot be reached: at the smallest K the quantized tensors take "
+                f"{_bits(least.tensors):.4g} bits per weight, the weight files {sum(s.nbytes for s in least.shards):,} "
+                "bytes",
+                hint="quantize more (--no-keep-embeddings, --include 'PATTERN'), or allow more",
+            ) from error
+
+    def _wanted(self) -> str:
+        return f"{self.budget.bpw:g} bits per weight" if self.budget.bpw is not None else f"{self.budget.size:,} bytes"
+
+    def _limit(self) -> int:
+        """Bytes for the tensors whose K is free."""
+        if self.budget.bpw is not None:
+            weights = sum(element_count(t.shape) for t in self.tensors)
+            return int(self.budget.bpw * weights / 8) - sum(self._size(t, t.k or 0) for t in self.pinned)
+        assert self.budget.size is not None
+        smallest = self.plan.with_ks(self._smallest())
+        mine = sum(self._size(t, t.k or 0) for t in smallest.tensors if t.quantized and not t.pinned)
+        return self.budget.size - sum(s.nbytes for s in smallest.shards) + mine
+
+    def _smallest(self) -> dict[str, int]:
+        return {t.name: K_MIN for t in self.tensors if not t.pinned}
+
+    def _size(self, tensor: TensorPlan, k: int) -> int:
+        """Bytes that count: with the codebook where the file's size is what matters."""
+        books = codebook_nbytes(k) if self.budget.size is not None else 0
+        return quantized_nbytes(tensor.name, tensor.shape, k) + books
+
+    def _error(self, tensor: TensorPlan, k: int) -> float:
+        """The error that counts; infinite for a K at which the tensor would not shrink."""
+        if k != K_MIN and not shrinks(tensor.name, tensor.shape, tensor.dtype, k):
+            return np.inf
+        found = self.measured[tensor.name]
+        error = found.weighted[k] if self.budget.error == "importance" else found.noise[k]
+        if self.budget.error == "relative":
+            # The experts of a layer count together as much as one tensor, stored in one piece or one by one.
+            error /= found.signal * self.experts[merged_experts(tensor.name)] if found.signal > 0 else 1.0
+        return error * next((f for p, f in self.budget.factors if Rule(p).matches(tensor.name)), 1.0)
+
+    def _ks(self, allocation: Allocation) -> dict[str, int]:
+        chosen = zip(self.groups.values(), allocation.choice, strict=True)
+        return {t.name: KS[int(option)] for group, option in chosen for t in group}
+
+    def _described(self, chosen: Plan, allocation: Allocation) -> Plan:
+        """The chosen plan, with what can be said of it. Errors are those of the tensors whose K was free."""
+        now = [t for t in chosen.tensors if t.quantized]
+        noise = sum(self.measured[t.name].noise[t.k] for t in now if t.k is not None)
+        weights = sum(element_count(t.shape) for t in now)
+        fixed = sum(self._size(t, t.k or 0) for t in self.pinned)
+        points = allocator.curve(self.sizes, self.errors)
+        step = max(1, len(points) // _CURVE_POINTS)
+        curve = [(8 * (size + fixed) / weights, error) for size, error in [*points[:-1:step], points[-1]]]
+        choice = Choice(
+            self.budget,
+            _bits(now),
+            sum(s.nbytes for s in chosen.shards),
+            sqnr_db(sum(self.measured[t.name].signal for t in now), noise),
+            allocation.error,
+            allocation.bound,
+            None if allocation.uniform is None else KS[allocation.uniform],
+            None if allocation.uniform is None else allocation.uniform_error,
+            curve,
+            {key: [t.name for t in group] for key, group in self.groups.items() if len(group) > 1},
+        )
+        return chosen.with_ks({}, choice)
+
+
+def _bits(tensors: Iterable[TensorPlan]) -> float:
+    """Bits per weight of the quantized tensors."""
+    chosen = [t for t in tensors if t.k is not None]
+    size = sum(quantized_nbytes(t.name, t.shape, t.k) for t in chosen if t.k is not None)
+    return 8 * size / max(1, sum(element_count(t.shape) for t in chosen))
+
+
+def tied(tensors: Sequence[TensorPlan], patterns: Sequence[str]) -> dict[str, list[TensorPlan]]:
+    """Tensors by what they must share a K with. Groups that a pattern of the user's touches are joined by it."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+
+    for tensor in tensors:
+        key = tie_of(tensor.name)
+        for pattern in patterns:
+            if (shared := _shared_key(pattern, tensor.name)) is not None:
+                parent[root(shared)] = root(key)
+    groups: dict[str, list[TensorPlan]] = {}
+    for tensor in tensors:
+        groups.setdefault(root(tie_of(tensor.name)), []).append(tensor)
+    return groups
+
+
+def _shared_key(pattern: str, name: str) -> str | None:
+    """What the tensors that a pattern ties have in common: the pattern, and the groups of a regular expression."""
+    if not Rule(pattern).matches(name):
+        return None
+    captured: tuple[Any, ...] = ()
+    if pattern.startswith(REGEX_PREFIX) and (found := Rule(pattern).search(name)) is not None:
+        captured = found.groups()
+    return f"tie {pattern} {captured}"

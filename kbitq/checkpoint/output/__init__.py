@@ -1,0 +1,1 @@
+"""Writing a checkpoint: which byte of which file, in a hidden folder first, with checksums."""

@@ -1,0 +1,89 @@
+"""Where an output goes: its default name, and what is refused before work starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from kbitq.checkpoint.source.open import Checkpoint
+from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, WEIGHTS_SUFFIX, WRITTEN_BY_KBITQ
+from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage
+from kbitq.errors import CheckpointError, OutputExistsError
+
+
+def default_output(storage: Storage, label: str) -> Path:
+    """``NAME-label.safetensors`` or ``NAME-label`` beside the source; of a Hub cache, in the current folder."""
+    if isinstance(storage, LocalFileStorage):
+        return storage.given.parent / f"{storage.name}-{label}.safetensors"
+    if isinstance(storage, LocalFolderStorage) and not storage.in_hub_cache:
+        return storage.root.parent / f"{storage.name}-{label}"
+    return Path(f"{storage.name}-{label}")
+
+
+def check_destination(
+    checkpoint: Checkpoint, out: Path, force: bool, *, is_file: bool, marker: str | None = None
+) -> None:
+    """Raise OutputExistsError or CheckpointError where ``out`` is taken, or does not fit the source.
+
+    ``marker`` is a file that every such output has: a folder without it is somebody's own and is never replaced.
+    """
+    source = getattr(checkpoint.storage, "root", None) or getattr(checkpoint.storage, "path", None)
+    target = out.resolve()
+    if source is not None and (target == source or target in source.parents):
+        raise CheckpointError(f"{out} is or holds the source", hint="choose another output with -o")
+    if source is not None and source in target.parents:
+        raise CheckpointError(f"{out} lies in the source folder", hint="choose an output outside it with -o")
+    if is_file and len(checkpoint.headers) > 1:
+        raise CheckpointError(
+            f"{checkpoint.where} has {len(checkpoint.headers)} weight files, so {out} cannot be one file",
+            hint=f"-o {str(out).removesuffix('.safetensors')} writes a folder",
+        )
+    if os.path.lexists(out):
+        _check_replaceable(checkpoint, out, force, is_file=is_file, marker=marker)
+
+
+def _check_replaceable(checkpoint: Checkpoint, out: Path, force: bool, *, is_file: bool, marker: str | None) -> None:
+    """An empty folder is free to use. With ``force`` a file may be replaced, or a folder that is such an output."""
+    if out.is_symlink():
+        raise OutputExistsError(f"{out} is a link", hint="give the place it leads to, or remove it")
+    if is_file != out.is_file():
+        raise OutputExistsError(
+            f"{out} exists and is {'a folder' if is_file else 'a file'}", hint="choose another output"
+        )
+    if out.is_dir() and os.path.ismount(out):
+        raise OutputExistsError(f"{out} is a mount point and cannot be replaced", hint=f"-o {out}/NAME")
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not force:
+        raise OutputExistsError(f"{out} exists", hint="--force replaces it, -o chooses another name")
+    if out.is_dir() and marker is not None and not (out / marker).is_file():
+        raise OutputExistsError(
+            f"{out} exists and was not written by kbitq: it has no {marker}",
+            hint="remove the folder yourself, or choose another with -o",
+        )
+    if out.is_dir() and (strange := _foreign_file(checkpoint, out)):
+        # Replacing a folder removes it: never one that holds anything an output would not.
+        raise OutputExistsError(
+            f"{out} exists and holds {strange}, which is not part of such an output",
+            hint="remove the folder yourself, or choose another with -o",
+        )
+
+
+def _foreign_file(checkpoint: Checkpoint, folder: Path) -> str | None:
+    """A file in ``folder`` that no output made from this source has, or None."""
+    expected = {*checkpoint.carried, *WRITTEN_BY_KBITQ}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        weights = "/" not in name and name.endswith((WEIGHTS_SUFFIX, INDEX_SUFFIX))
+        if not path.is_dir() and name not in expected and not weights:
+            return name
+    return None
+
+
+def disk_free(out: Path) -> int:
+    """Bytes free on the disk that ``out`` will be on."""
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,132 @@
+"""The codebook of each tensor of a run, fitted where that is asked for, and the importance of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from kbitq import ops
+from kbitq.checkpoint.passes.tile_codec import Scan, TileCodec
+from kbitq.checkpoint.plan.plan import FITTED, Plan, TensorPlan
+from kbitq.checkpoint.source.spans import Span
+from kbitq.choose.tensor_names import role_of
+from kbitq.codecs import fit
+from kbitq.format import block_count, element_count, matrix_shape
+
+
+class LevelSource:
+    """Gives levels tensor by tensor. Fitting reads a tensor once more; what was fitted last is kept.
+
+    The first pass of the run must be over: a tensor's largest magnitude sets the power of two of its blocks.
+    """
+
+    def __init__(self, plan: Plan, codec: TileCodec, scans: Mapping[str, Scan]) -> None:
+        self._plan, self._codec, self._scans = plan, codec, scans
+        self._columns = ColumnWeights(plan)
+        self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
+        self._shared: dict[tuple[str, int], torch.Tensor] = {}
+        self._gains: dict[str, float] = {}
+
+    def levels(self, tensor: TensorPlan) -> torch.Tensor:
+        """The normalised levels of a tensor to be quantized, float32 ``[2^K]``."""
+        assert tensor.k is not None
+        if tensor.codebook not in FITTED:
+            return torch.from_numpy(self._plan.levels[tensor.codebook, tensor.k][0].copy())
+        if tensor.codebook == "fit":
+            if self._last[0] != tensor.name:
+                self._last = tensor.name, self._fitted([tensor], tensor.k)
+            return self._last[1]
+        key = role_of(tensor.name), tensor.k
+        if key not in self._shared:
+            self._shared[key] = self._fitted(self._alike(tensor), tensor.k)
+        return self._shared[key]
+
+    def importance(self, tensor: TensorPlan, span: Span) -> torch.Tensor | None:
+        """The importance of a span's columns, as ``ops.quantize`` takes it."""
+        return self._columns.of(tensor, span)
+
+    @property
+    def fit_gain_db(self) -> float | None:
+        """How much lower the noise of the fitted tensors became than with ``optimal``, in dB; None if none was fitted.
+
+        The mean of the gains measured on the fitted blocks, by elements.
+        """
+        sizes = {t.name: element_count(t.shape) for t in self._plan.tensors if t.name in self._gains}
+        whole = sum(sizes.values())
+        return sum(self._gains[name] * size for name, size in sizes.items()) / whole if whole else None
+
+    def _alike(self, tensor: TensorPlan) -> list[TensorPlan]:
+        """The tensors that share a codebook, whatever their K: those of one role, in order of name."""
+        role, spec = role_of(tensor.name), tensor.codebook
+        alike = [t for t in self._plan.tensors if t.quantized and t.codebook == spec and role_of(t.name) == role]
+        return sorted(alike, key=lambda t: t.name)
+
+    def _fitted(self, tensors: Sequence[TensorPlan], k: int) -> torch.Tensor:
+        counts = [rows * block_count(cols) for rows, cols in (matrix_shape(t.name, t.shape) for t in tensors)]
+        positions = fit.sample_positions(sum(counts))
+        parts, first, place = [], 0, 0
+        for tensor, count in zip(tensors, counts, strict=True):
+            mine = positions[place : np.searchsorted(positions, first + count)] - first
+            parts += self._parts(tensor, mine, place)
+            first, place = first + count, place + len(mine)
+        fitted = fit.fit(parts, k)
+        self._gains.update({t.name: fitted.gain_db for t in tensors})
+        return torch.from_numpy(fitted.levels)
+
+    def _parts(self, tensor: TensorPlan, positions: np.ndarray, place: int) -> list[fit.Part]:
+        """The blocks ``positions`` of one tensor; all of it is read, which is quicker than many small reads."""
+        source, device = self._plan.checkpoint.tensors[tensor.name], self._codec.device
+        amax = torch.tensor([self._scans[tensor.name].amax], dtype=torch.float32, device=device)
+        parts: list[fit.Part] = []
+        for span in self._codec.reader.spans(source):
+            low, high = np.searchsorted(positions, (span.first_block, span.first_block + span.blocks))
+            if low < high:
+                w = self._codec.reader.read(source, span).to(device)
+                weights = self._columns.of(tensor, span)
+                weights = weights.to(device) if weights is not None else None
+                parts += fit.matrix_parts(w, amax, positions[low:high] - span.first_block, place + int(low), weights)
+        return parts
+
+
+class ColumnWeights:
+    """The importance of the columns of each span of a plan's tensors; that of the last tensor is kept."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._importance = plan.importance
+        self._last: tuple[str, torch.Tensor | None] = ("", None)
+
+    def of(self, tensor: TensorPlan, span: Span) -> torch.Tensor | None:
+        """float32 ``[G, cols]`` of a span, G dividing its rows; None where all columns count the same."""
+        weights = self._prepared(tensor)
+        if weights is None:
+            return None
+        rows, cols = matrix_shape(tensor.name, tensor.shape)
+        first, column = divmod(span.first_element, cols)
+        per_expert = rows // weights.shape[0]
+        if not span.whole_rows:  # each "row" of the span is a block of one row
+            run = weights[first // per_expert, column : column + span.numel]
+            return run.reshape(span.rows, span.cols).contiguous()
+        expert = torch.arange(first, first + span.rows) // per_expert
+        if expert[0] == expert[-1]:
+            return weights[expert[0]][None].contiguous()
+        return weights[expert]
+
+    def unit(self, tensor: TensorPlan) -> float:
+        """What a weight of 1 in ``of`` stands for in the importance file."""
+        weights = self._prepared(tensor)
+        if self._importance is None or weights is None or not bool(weights.any()):
+            return 1.0
+        values = self._importance.of(tensor.name, tensor.shape)
+        assert values is not None
+        return float(values.max()) / float(weights.max())
+
+    def _prepared(self, tensor: TensorPlan) -> torch.Tensor | None:
+        if self._importance is None:
+            return None
+        if self._last[0] != tensor.name:
+            values = self._importance.of(tensor.name, tensor.shape)
+            found = None if values is None else ops.prepare_importance(torch.from_numpy(values))
+            self._last = tensor.name, found
+        return self._last[1]

@@ -1,0 +1,40 @@
+"""Tensor parallelism: which quantized matrices can be split over N devices at block borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kbitq.format import BLOCK, is_fused_experts, matrix_shape
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint.plan.plan import TensorPlan
+
+SIZES = (1, 2, 4, 8)
+
+
+def splits(name: str, shape: Sequence[int], size: int) -> tuple[bool, bool]:
+    """Whether a tensor can be split in ``size`` equal parts along its outputs (rows), and along its inputs (columns).
+
+    Rows lie one after the other, so any equal part will do; columns must be cut where a block ends. Of fused experts
+    each expert's matrix is split.
+    """
+    rows, cols = matrix_shape(name, shape)
+    if is_fused_experts(name, shape):
+        rows = shape[1]
+    return rows % size == 0, cols % (BLOCK * size) == 0 or size == 1
+
+
+def table(tensors: Sequence[TensorPlan]) -> dict[str, dict[str, Any]]:
+    """For each size: how many quantized tensors split along outputs and along inputs, and which do along neither."""
+    quantized = [t for t in tensors if t.quantized]
+    result: dict[str, dict[str, Any]] = {}
+    for size in SIZES:
+        both = [(t.name, *splits(t.name, t.shape, size)) for t in quantized]
+        result[str(size)] = {
+            "outputs": sum(rows for _, rows, _ in both),
+            "inputs": sum(cols for _, _, cols in both),
+            "neither": [name for name, rows, cols in both if not rows and not cols],
+            "not_inputs": [name for name, rows, cols in both if rows and not cols],
+        }
+    return result

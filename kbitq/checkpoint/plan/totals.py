@@ -1,0 +1,83 @@
+"""Sums over the tensors of a plan, a run or an inspection, and the rows they are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kbitq.format import TensorMeta, codebook_nbytes, element_count, quantized_nbytes
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint.plan.plan import TensorPlan
+
+Row = dict[str, Any]
+
+
+def quantized_row(name: str, meta: TensorMeta, reason: str = "") -> Row:
+    """The row of a quantized tensor. ``bits_per_weight`` leaves the codebook out, ``bytes`` has it in."""
+    size = quantized_nbytes(name, meta.shape, meta.k)
+    return {
+        "name": name, "verdict": "quantized", "reason": reason, "shape": list(meta.shape), "dtype": meta.dtype,
+        "k": meta.k, "bits_per_weight": 8 * size / element_count(meta.shape), "scale": meta.scale,
+        "codebook": meta.codebook, "sqnr_db": meta.sqnr_db, "max_abs_err": meta.max_abs_err,
+        "bytes": size + codebook_nbytes(meta.k),
+    }  # fmt: skip
+
+
+def kept_row(name: str, reason: str, shape: Sequence[int], dtype: str, nbytes: int) -> Row:
+    """The row of a tensor that is stored as it was."""
+    blank = dict.fromkeys(("k", "bits_per_weight", "scale", "codebook", "sqnr_db", "max_abs_err"))
+    return {
+        "name": name, "verdict": "kept", "reason": reason, "shape": list(shape), "dtype": dtype,
+        **blank, "bytes": nbytes,
+    }  # fmt: skip
+
+
+def totals(rows: Sequence[Row], bytes_in: int | None, sqnr_db: float | None) -> Row:
+    """Totals of rows. ``bytes_in``: of the source, if known; ``sqnr_db``: over all quantized elements, if known.
+
+    ``mean_sqnr_db`` is the SQNR of the relative error averaged over the quantized weights: it needs no source.
+    """
+    quantized = [r for r in rows if r["verdict"] == "quantized"]
+    weights = sum(element_count(r["shape"]) for r in quantized)
+    stored = sum(quantized_nbytes(r["name"], r["shape"], r["k"]) for r in quantized)
+    size = sum(r["bytes"] for r in rows)
+    parameters = sum(element_count(r["shape"]) for r in rows)
+    worst = min((r for r in quantized if r["sqnr_db"] is not None), key=lambda r: r["sqnr_db"], default=None)
+    errors = [r["max_abs_err"] for r in quantized if r["max_abs_err"] is not None]
+    return {
+        "tensors": len(rows), "quantized": len(quantized), "kept": len(rows) - len(quantized),
+        "parameters": parameters, "quantized_parameters": weights,
+        "coverage": weights / parameters if parameters else 0.0,
+        "bytes_in": bytes_in, "bytes_out": size, "bytes": size,
+        "compression": bytes_in / size if bytes_in and size else None,
+        "bits_per_weight": 8 * stored / weights if weights else None,
+        "codebook_bytes": sum(codebook_nbytes(r["k"]) for r in quantized),
+        "sqnr_db": sqnr_db, "mean_sqnr_db": _mean_sqnr_db(quantized),
+        "worst": {"name": worst["name"], "sqnr_db": worst["sqnr_db"]} if worst else None,
+        "max_abs_err": max(errors, default=None),
+    }  # fmt: skip
+
+
+def plan_totals(tensors: Iterable[TensorPlan]) -> Row:
+    """Totals of a plan: the same keys, without what only a run measures."""
+    rows = []
+    bytes_in = 0
+    for t in tensors:
+        bytes_in += t.bytes_in
+        if t.k is None:
+            rows.append(kept_row(t.name, t.reason, t.shape, t.dtype, t.bytes_out))
+        else:
+            rows.append(quantized_row(t.name, TensorMeta(t.k, t.shape, t.dtype, "", ""), t.reason))
+    return totals(rows, bytes_in, None)
+
+
+def _mean_sqnr_db(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    weights = noise = 0.0
+    for row in rows:
+        if row["sqnr_db"] is not None:
+            count = element_count(row["shape"])
+            weights += count
+            noise += count * 10 ** (-row["sqnr_db"] / 10)
+    return 10 * math.log10(weights / noise) if noise > 0 else None

@@ -1,0 +1,188 @@
+"""Reading tensor data: row tiles of bounded size, by positioned reads into one buffer that is used again and again.
+
+Nothing is mapped and no tensor is held whole, so the memory in use is a few times the tile, whatever the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+
+from kbitq.checkpoint.source import fp8
+from kbitq.checkpoint.source.memory import DEFAULT_TILE_BYTES, MIN_TILE_BYTES
+from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
+from kbitq.checkpoint.source.spans import Span, spans
+from kbitq.checkpoint.source.storage import ByteFile
+from kbitq.errors import SourceChangedError
+from kbitq.format import matrix_shape, stored_dtype
+
+MAX_OPEN_FILES = 16
+WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
+
+TORCH_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "C64": torch.complex64,
+}  # fmt: skip
+
+
+def _arrived(data: Future[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+    return data if isinstance(data, torch.Tensor) else data.result()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes ``[start, start + count)`` of a tensor; ``span`` is the part of its matrix, None for plain bytes."""
+
+    tensor: SourceTensor
+    start: int
+    count: int
+    span: Span | None
+
+
+class TileReader:
+    """Reads tensors, a tile at a time, into buffers used again and again: what a call returned the next overwrites."""
+
+    def __init__(self, checkpoint: Checkpoint, tile_bytes: int = DEFAULT_TILE_BYTES) -> None:
+        self.checkpoint = checkpoint
+        self.tile_bytes = max(tile_bytes, MIN_TILE_BYTES)
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._files: OrderedDict[str, ByteFile] = OrderedDict()
+        self._users: Counter[str] = Counter()
+        self._lock = Lock()  # of the files and their users: threads that read ahead open and close them too
+        self._decoding = Lock()  # of the scales at hand
+        self._scale: tuple[str, torch.Tensor] = ("", torch.empty(0))
+
+    def __enter__(self) -> TileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def spans(self, tensor: SourceTensor, start: int = 0) -> Iterator[Span]:
+        """The spans of a tensor's matrix that fit a tile, from element ``start`` on."""
+        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start)
+
+    def matrix_spans(self, name: str, shape: Sequence[int], dtype: str, start: int = 0) -> Iterator[Span]:
+        """The same for a tensor that is not stored as such."""
+        return spans(*matrix_shape(name, shape), self.tile_bytes * 8 // stored_dtype(dtype).bits, start)
+
+    def matrix_pieces(self, tensor: SourceTensor, start: int = 0) -> Iterator[Piece]:
+        """A tensor as spans of its matrix, from element ``start`` on."""
+        size = tensor.stored_bits // 8
+        for span in self.spans(tensor, start):
+            yield Piece(tensor, span.first_element * size, span.numel * size, span)
+
+    def byte_pieces(self, tensor: SourceTensor, start: int = 0) -> Iterator[Piece]:
+        """A tensor as plain bytes, from byte ``start`` on."""
+        for at in range(start, tensor.nbytes, self.tile_bytes):
+            yield Piece(tensor, at, min(self.tile_bytes, tensor.nbytes - at), None)
+
+    def stream(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Read pieces in order, the next one in a thread while the caller works on this one.
+
+        Yields uint8 data, each good until the next but one is asked for.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="kbitq-read") as pool:
+            ready: tuple[Piece, Future[torch.Tensor] | torch.Tensor] | None = None
+            for turn, piece in enumerate(pieces):
+                # Three buffers in turn: one is being read, the caller may work on two.
+                request = (piece.tensor, piece.start, piece.count, f"ahead {turn % 3}")
+                if piece.count < WORTH_A_THREAD:
+                    coming: Future[torch.Tensor] | torch.Tensor = self.read_bytes(*request)
+                else:
+                    coming = pool.submit(self.read_bytes, *request)
+                if ready is not None:
+                    yield ready[0], _arrived(ready[1])
+                ready = piece, coming
+            if ready is not None:
+                yield ready[0], _arrived(ready[1])
+
+    def read(self, tensor: SourceTensor, span: Span) -> torch.Tensor:
+        """The elements of a span, ``[rows, cols]``, in a dtype that the core reads."""
+        size = tensor.stored_bits // 8
+        return self.values(tensor, span, self.read_bytes(tensor, span.first_element * size, span.numel * size))
+
+    def values(self, tensor: SourceTensor, span: Span, raw: torch.Tensor) -> torch.Tensor:
+        """The bytes of a span as its elements ``[rows, cols]``: float64 rounded to float32, FP8 scaled."""
+        if tensor.scaling is not None:
+            stored = raw.reshape(-1).view(TORCH_DTYPES[tensor.scaling.stored]).view(span.rows, span.cols)
+            return fp8.decode(tensor, span, stored, self._scales(tensor.scaling.scale))
+        values = raw.reshape(-1).view(TORCH_DTYPES[tensor.dtype]).view(span.rows, span.cols)
+        return values.float() if values.dtype == torch.float64 else values
+
+    def chunks(self, tensor: SourceTensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """The bytes of a tensor: position in the tensor and uint8 data, a tile at a time."""
+        for piece in self.byte_pieces(tensor):
+            yield piece.start, self.read_bytes(tensor, piece.start, piece.count)
+
+    def read_bytes(self, tensor: SourceTensor, start: int, count: int, buffer: str = "") -> torch.Tensor:
+        """``count`` bytes of a tensor from byte ``start`` of it, uint8, in the reader's buffer of that name."""
+        if buffer not in self._buffers or self._buffers[buffer].numel() < count:
+            self._buffers[buffer] = torch.empty(count, dtype=torch.uint8)
+        view = self._buffers[buffer][:count]
+        self.read_into(tensor, start, view)
+        return view
+
+    def read_into(self, tensor: SourceTensor, start: int, target: torch.Tensor) -> None:
+        """Fill ``target`` (uint8, on the CPU) with bytes of a tensor from byte ``start`` of it; from any thread."""
+        if target.numel():
+            with self._in_use(tensor.file) as file:
+                file.read_into(target.numpy().data, tensor.offset + start)
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChangedError if a file that was read is no longer the one whose header was planned with."""
+        with self._lock:
+            for name in list(self._files):
+                self._check(name, self._files[name])
+
+    def _scales(self, scale: SourceTensor) -> torch.Tensor:
+        """The scales of an FP8 tensor, float32; those of the last tensor are kept."""
+        with self._decoding:
+            if self._scale[0] != scale.name:
+                raw = self.read_bytes(scale, 0, scale.nbytes, "scales")
+                self._scale = scale.name, fp8.scales(scale, raw)
+            return self._scale[1]
+
+    @contextmanager
+    def _in_use(self, name: str) -> Iterator[ByteFile]:
+        """An open file, which is not closed before the end of the block; several threads may read it at once."""
+        with self._lock:
+            file = self._file(name)
+            self._users[name] += 1
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._users[name] -= 1
+
+    def _file(self, name: str) -> ByteFile:
+        file = self._files.get(name)
+        if file is None:
+            idle = (other for other in self._files if not self._users[other])
+            if len(self._files) >= MAX_OPEN_FILES and (old := next(idle, None)) is not None:
+                closing = self._files.pop(old)
+                self._check(old, closing)
+                closing.close()
+            file = self._files[name] = self.checkpoint.storage.open(name)
+            self._check(name, file)
+        self._files.move_to_end(name)
+        return file
+
+    def _check(self, name: str, file: ByteFile) -> None:
+        if file.fingerprint() != self.checkpoint.fingerprints[name]:
+            raise SourceChangedError(
+                f"{file.where} changed while it was used", hint="run the command again when nothing writes to it"
+            )

@@ -1,0 +1,1 @@
+"""Reading what kbitq wrote, and holding it against its source."""

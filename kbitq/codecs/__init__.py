@@ -1,0 +1,1 @@
+"""How a weight is coded: levels, fits, and the specification as a program."""

@@ -1,0 +1,1 @@
+"""What a quantization is worth: perplexity and divergence on a text, and text generated from a model."""

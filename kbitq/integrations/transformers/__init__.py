@@ -1,0 +1,1 @@
+"""transformers: ``quant_method: kbitq``, loading, quantizing on the fly, saving. Importing this imports none of it."""

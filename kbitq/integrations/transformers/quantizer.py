@@ -1,0 +1,273 @@
+"""transformers: ``quant_method: kbitq``. Registered by ``import kbitq``, before or after transformers is imported.
+
+import kbitq
+model = AutoModelForCausalLM.from_pretrained("model-kbitq-k3")                        # a folder of kbitq quantize
+model = AutoModelForCausalLM.from_pretrained("model", quantization_config=kbitq.KbitqConfig(k=3))   # on the fly
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.quantizers import auto
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from kbitq import format as fmt
+from kbitq.choose.selection import Selection
+from kbitq.errors import FormatError, KbitqError
+from kbitq.integrations.transformers.manifest import DTYPES, Manifest, read_manifest
+from kbitq.nn import dequantize_modules
+from kbitq.nn.packed import PackedModule
+
+
+class KbitqConfig(QuantizationConfigMixin):
+    """How to quantize while loading, or what a quantized folder says of itself.
+
+    Args:
+        k: bits of an index, 2 to 8 (of a folder: the most common one).
+        scale: ``"mse"`` or ``"absmax"``, as in :func:`kbitq.quantize`.
+        codebook: ``"optimal"``, ``"nf"`` or a file.
+        include: patterns of weight names to quantize beside the usual ones.
+        exclude: patterns of weight names to leave alone.
+        keep_embeddings: leave embeddings as they are.
+        modules_to_not_convert: names of modules to leave alone, as transformers matches them.
+        dequantize: decode a quantized folder while loading it, into an ordinary model.
+        stored: the other entries of a folder's ``quantization_config`` (docs/format.md section 2).
+
+    Raises:
+        KbitqError: k is out of range, or the folder's format is not known to this version.
+    """
+
+    def __init__(
+        self,
+        k: int = 4,
+        scale: str = "mse",
+        codebook: Any = "optimal",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        keep_embeddings: bool = True,
+        modules_to_not_convert: Sequence[str] | None = None,
+        dequantize: bool = False,
+        **stored: Any,
+    ) -> None:
+        stored.pop("quant_method", None)
+        if "format_version" in stored:
+            fmt.parse_quantization_config({"quant_method": fmt.QUANT_METHOD, **stored}, "config.json")
+        self.quant_method: Any = fmt.QUANT_METHOD
+        self.k, self.scale, self.codebook = k, scale, codebook
+        self.include, self.exclude, self.keep_embeddings = tuple(include), tuple(exclude), keep_embeddings
+        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
+        self.dequantize = dequantize
+        self.stored = stored
+        self.selection()
+
+    def selection(self) -> Selection:
+        """Which weights are quantized while loading."""
+        return Selection(self.k, self.include, self.exclude, keep_embeddings=self.keep_embeddings)
+
+    def update_stored(self, config: dict[str, Any]) -> None:
+        """Take over what :func:`kbitq.format.build_quantization_config` says of a quantized model."""
+        self.k, self.modules_to_not_convert = config["k"], config["modules_to_not_convert"]
+        self.stored = {n: v for n, v in config.items() if n not in ("quant_method", "k", "modules_to_not_convert")}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Of a quantized model: what docs/format.md says. Before: the options."""
+        if self.stored:
+            tail = (
+                {} if self.modules_to_not_convert is None else {"modules_to_not_convert": self.modules_to_not_convert}
+            )
+            return {"quant_method": self.quant_method, "k": self.k, **self.stored, **tail}
+        options = ("k", "scale", "codebook", "include", "exclude", "keep_embeddings", "modules_to_not_convert")
+        return {"quant_method": self.quant_method, **{name: getattr(self, name) for name in options}}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same: a folder's config is written whole."""
+        return self.to_dict()
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """What a config given to ``from_pretrained`` changes in that of a folder."""
+        return {"dequantize": self.dequantize}
+
+
+class KbitqHfQuantizer(HfQuantizer):
+    """Carries a model through transformers' loader; made by it."""
+
+    requires_calibration = False
+    quantization_config: KbitqConfig
+
+    def __init__(self, quantization_config: KbitqConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.manifest = Manifest()
+        self._routes: Any = None
+        self._merges: set[tuple[str, ...]] = set()
+        self._dtype: torch.dtype | None = None
+
+    # -- before loading --------------------------------------------------------------------------------
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        devices = kwargs.get("device_map")
+        wanted = devices.values() if isinstance(devices, dict) else [devices]
+        if any("mps" in str(device) for device in wanted):
+            raise KbitqError("kbitq computes on CPUs and CUDA devices, not on 'mps'", hint='device_map="cpu"')
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        self._dtype = dtype
+        return dtype
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        return self._with_dtype(config)
+
+    def update_tp_plan(self, config: Any) -> Any:  # transformers 5.17 has this one and not the one above
+        return self._with_dtype(config)
+
+    def _with_dtype(self, config: Any) -> Any:
+        """Where a folder's config has no dtype, transformers would take that of the float32 codebooks."""
+        stored = DTYPES.get(self.quantization_config.stored.get("dtype", ""))
+        if getattr(config, "dtype", None) is None and stored is not None:
+            config.dtype = stored
+        return config
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if not self.pre_quantized:
+            return
+        from kbitq.integrations.transformers import routes
+
+        files = kwargs.get("checkpoint_files")
+        if files and not all(str(file).endswith(".safetensors") for file in files):
+            raise FormatError(f"{files[0]} is not a safetensors file, and kbitq reads no other")
+        config = self.quantization_config
+        self.manifest = read_manifest(files, config.stored) if files else _expected(model, config)
+        self._routes = routes.find_routes(model, self.manifest, decode=config.dequantize)
+        routes.pack_model(model, self._routes, self.manifest)
+        ignored = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = ignored | {routes.GUARD_ROUTE}
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        from kbitq.integrations.transformers import routes
+
+        if self.pre_quantized and self._routes is not None:
+            return routes.conversions(self._routes, self.manifest, weight_conversions)
+        self._merges = {tuple(c.source_patterns) for c in weight_conversions if routes.stacks_rows(c)}
+        return weight_conversions
+
+    # -- on the fly ------------------------------------------------------------------------------------
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        if self.pre_quantized:
+            return False
+        from kbitq.integrations.transformers.on_the_fly import is_quantized_here
+
+        return is_quantized_here(model, param_name, self.quantization_config)
+
+    def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
+        if self.param_needs_quantization(model, param_name):
+            return (fmt.WORD_BYTES * self.quantization_config.k + 1) / fmt.BLOCK
+        return param.element_size()
+
+    def get_quantize_ops(self) -> Any:
+        from kbitq.integrations.transformers.on_the_fly import QuantizeOnLoad
+
+        return QuantizeOnLoad(self.quantization_config, self._merges)
+
+    # -- after loading ---------------------------------------------------------------------------------
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        from kbitq.integrations.transformers import routes, saving
+
+        used = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = routes.conversions_for_saving(used)
+        _freeze(model)
+        if self.pre_quantized:
+            _check_codebooks(model)
+            routes.describe(model, self._routes, self.manifest)
+        else:
+            self.manifest = saving.finish_on_the_fly(model, self.quantization_config.selection())
+        if not hasattr(HfQuantizer, "get_new_dtype") and self._dtype is not None:
+            _cast_plain(model, self._dtype)
+        if not self.quantization_config.dequantize:
+            model.kbitq_manifest = self.manifest
+        return model
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        dequantize_modules(model, dtype)
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        from kbitq.integrations.transformers import saving
+
+        return saving.state_for_transformers(model, self.quantization_config)
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _expected(model: Any, config: KbitqConfig) -> Manifest:
+    """What a folder should hold by its config, for tensors that come without files (a ``state_dict``)."""
+    manifest = Manifest()
+    skipped = config.modules_to_not_convert or []
+    stored = config.stored
+    for prefix, module in model.named_modules():
+        if type(module) in (torch.nn.Linear, torch.nn.Embedding) and prefix not in skipped:
+            name = f"{prefix}.weight"
+            k = stored.get("overrides", {}).get(prefix, {}).get("k", config.k)
+            dtype = stored.get("dtypes", {}).get(name, stored.get("dtype", "F32"))
+            manifest.packed[name] = fmt.TensorMeta(k, tuple(module.weight.shape), dtype, "unknown", "unknown")
+    return manifest
+
+
+def _freeze(model: Any) -> None:
+    """transformers gives every loaded float tensor a gradient, and takes a model's dtype from the first of them."""
+    for module in model.modules():
+        if isinstance(module, PackedModule):
+            for name in module.packed_names():
+                module.get_parameter(name + fmt.CODEBOOK_SUFFIX).requires_grad_(False)
+    from transformers.modeling_utils import PreTrainedModel
+
+    base: Any = PreTrainedModel
+    base.dtype = _dtype
+
+
+def _dtype_of(model: Any) -> torch.dtype:
+    """``model.dtype`` where the first float parameter may be a codebook, which is always float32."""
+    plain = (p.dtype for n, p in model.named_parameters() if not n.endswith(fmt.CODEBOOK_SUFFIX))
+    return next((dtype for dtype in plain if dtype.is_floating_point), torch.float32)
+
+
+_dtype = property(_dtype_of)
+
+
+def _check_codebooks(model: torch.nn.Module) -> None:
+    books = {n: p for n, p in model.named_parameters() if n.endswith(fmt.CODEBOOK_SUFFIX) and p.device.type != "meta"}
+    finite = {n: torch.isfinite(book).all() for n, book in books.items()}
+    for name, good in finite.items():
+        if not bool(good):
+            raise FormatError(f"tensor {name} has a level that is not finite")
+
+
+def _cast_plain(model: Any, dtype: torch.dtype) -> None:
+    """transformers 5.17 leaves renamed tensors of a quantized file in the file's dtype."""
+    kept = [*model._get_dtype_plan(dtype), re.escape(fmt.CODEBOOK_SUFFIX) + "$"]
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not any(re.search(pattern, name) for pattern in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
+def register() -> None:
+    """Enter the config and the quantizer into transformers' tables. Called once, after they are made."""
+    if fmt.QUANT_METHOD not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+        auto.register_quantization_config(fmt.QUANT_METHOD)(KbitqConfig)
+        auto.register_quantizer(fmt.QUANT_METHOD)(KbitqHfQuantizer)
+        known: Any = auto.LOADING_ATTRIBUTES_CONFIG_TYPES
+        auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*known, KbitqConfig)  # so that dequantize=True counts for a folder

@@ -1,0 +1,250 @@
+"""The core's operations as torch custom ops (``torch.ops.kbitq.*``), with fake kernels, for CPU and CUDA tensors.
+
+Matrices are 2-D ``[rows, cols]`` here; how a tensor becomes a matrix is ``kbitq.format``'s business. The ops never
+synchronise with a GPU and never look at a value: what is wrong with the numbers comes back in a status tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kbitq import format as fmt
+from kbitq._core import core
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Element types that the core reads and writes; float64 is rounded to float32 first (docs/format.md section 3)."""
+
+STATS_COLUMNS = 3
+"""Columns of :func:`stats`: sum w^2, sum (w - w')^2, max |w - w'|."""
+
+
+def cuda_missing() -> str | None:
+    """Why the core cannot compute on a GPU here, or None if it can."""
+    if not core.has_cuda:
+        return f"kbitq was built without CUDA ({core.cuda_status()})"
+    return None if torch.cuda.is_available() else "torch sees no GPU"
+
+
+def stream_of(tensor: Tensor) -> int:
+    """The caller's current CUDA stream on the tensor's device, as an address; 0 on the CPU."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
+def _bits(codebook: Tensor) -> int:
+    """K of a codebook of 2^K levels."""
+    return codebook.shape[0].bit_length() - 1
+
+
+library = torch.library.Library("kbitq", "FRAGMENT")
+"""All operators of ``torch.ops.kbitq``, also those of other modules."""
+
+
+def register(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], devices: Sequence[str] = ("CPU", "CUDA")
+) -> None:
+    """Define an op for tensors on ``devices``.
+
+    Not by ``torch.library.custom_op``: the first call of an op defined so imports the compiler, which takes seconds.
+    """
+    name = schema.partition("(")[0]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in devices:
+        library.impl(name, run, key)
+    torch.library.register_fake(f"kbitq::{name}", fake, lib=library)
+
+
+def _scan(w: Tensor) -> tuple[Tensor, Tensor]:
+    amax = torch.empty(1, dtype=torch.float32, device=w.device)
+    status = torch.empty(2, dtype=torch.int64, device=w.device)
+    core.scan(w.contiguous(), amax, status, torch.get_num_threads(), stream_of(w))
+    return amax, status
+
+
+def _fake_scan(w: Tensor) -> tuple[Tensor, Tensor]:
+    return w.new_empty(1, dtype=torch.float32), w.new_empty(2, dtype=torch.int64)
+
+
+register("scan(Tensor w) -> (Tensor, Tensor)", _scan, _fake_scan)
+
+
+def scan(w: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of ``w``, and whether all of it is finite.
+
+    Args:
+        w: float32, bfloat16 or float16, any shape.
+
+    Returns:
+        ``(amax, status)``: ``amax`` float32 ``[1]``, max |w| over the finite elements (0 if there are none); ``status``
+        int64 ``[2]``, the number of NaN and infinite elements and the flat index of the first (-1 if none).
+    """
+    return torch.ops.kbitq.scan(w)
+
+
+def _outputs(w: Tensor, codebook: Tensor, absmax_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows, cols = w.shape
+    blocks = fmt.block_count(cols)
+    packed = w.new_empty((rows, blocks * _bits(codebook)), dtype=torch.int32)
+    return packed, w.new_empty((rows, blocks), dtype=absmax_dtype)
+
+
+def _quantize(
+    w: Tensor, levels: Tensor, amax: Tensor, importance: Tensor | None, scale: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    packed, absmax = _outputs(w, levels, torch.uint8)
+    codebook = torch.empty_like(levels)
+    quantize_into(w, levels, packed, absmax, codebook, amax=amax, importance=importance, scale=scale)
+    return packed, absmax, codebook
+
+
+def _fake_quantize(
+    w: Tensor, levels: Tensor, amax: Tensor, importance: Tensor | None, scale: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    packed, absmax = _outputs(w, levels, torch.uint8)
+    return packed, absmax, torch.empty_like(levels)
+
+
+register(
+    "quantize(Tensor w, Tensor levels, Tensor amax, Tensor? importance, str scale) -> (Tensor, Tensor, Tensor)",
+    _quantize,
+    _fake_quantize,
+)
+
+
+def quantize_into(
+    w: Tensor,
+    levels: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor | None,
+    *,
+    amax: Tensor | None,
+    importance: Tensor | None = None,
+    scale: str = "mse",
+) -> None:
+    """:func:`quantize` into the caller's buffers (row tiles of a checkpoint, CUDA graphs); allocates nothing.
+
+    ``amax=None`` (with ``codebook=None``) leaves out the tensor's power of two, as docs/format.md section 5 says; then
+    ``absmax`` may also be float32 and receives the exact maxima.
+    """
+    threads = torch.get_num_threads()
+    core.quantize(w, levels, amax, importance, packed, absmax, codebook, scale, threads, stream_of(w))
+
+
+def quantize(
+    w: Tensor, levels: Tensor, *, amax: Tensor, importance: Tensor | None = None, scale: str = "mse"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize a finite matrix (docs/format.md sections 2 and 3).
+
+    Args:
+        w: float32, bfloat16 or float16 ``[rows, cols]``, all finite (:func:`scan` tells).
+        levels: float32 ``[2^K]``, ascending, normalised (:mod:`kbitq.codebooks`), on the device of ``w``.
+        amax: float32 ``[1]``, max |w| of the whole tensor that ``w`` is a part of.
+        importance: float32 ``[G, cols]`` from :func:`prepare_importance`; G divides rows, and row r uses row
+            ``r // (rows / G)`` of it.
+        scale: ``"mse"`` or ``"absmax"``.
+
+    Returns:
+        ``(packed, absmax, codebook)``: int32 ``[rows, nblk * K]``, uint8 ``[rows, nblk]``, float32 ``[2^K]``.
+
+    Raises:
+        ValueError: an argument's type, shape or device does not fit; the message names it.
+    """
+    return torch.ops.kbitq.quantize(w.contiguous(), levels, amax, importance, scale)
+
+
+def _dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty((packed.shape[0], cols), dtype=dtype, device=packed.device)
+    dequantize_into(packed, absmax, codebook, out)
+    return out
+
+
+def _fake_dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((packed.shape[0], cols), dtype=dtype)
+
+
+register(
+    "dequantize(Tensor packed, Tensor absmax, Tensor codebook, SymInt cols, ScalarType dtype) -> Tensor",
+    _dequantize,
+    _fake_dequantize,
+)
+
+
+def dequantize_into(packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor) -> None:
+    """:func:`dequantize` into ``out`` ``[rows, cols]``, each element written once; allocates nothing."""
+    core.dequantize(packed, absmax, codebook, out, torch.get_num_threads(), stream_of(out))
+
+
+def dequantize(
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    cols: int,
+    dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``codebook[index] * decode(absmax)`` in float32, rounded once to ``dtype`` (docs/format.md section 1).
+
+    Args:
+        packed: int32 ``[rows, nblk * K]``.
+        absmax: uint8 (E4M4) or float32 ``[rows, nblk]``.
+        codebook: float32 ``[2^K]``.
+        cols: elements in a row; ``nblk = ceil(cols / 32)``.
+        dtype: float32, bfloat16 or float16.
+        out: written instead of a new tensor; contiguous ``[rows, cols]``; its dtype is the one used.
+
+    Raises:
+        ValueError: an argument's type, shape or device does not fit; the message names it.
+    """
+    if out is not None:
+        dequantize_into(packed, absmax, codebook, out)
+        return out
+    return torch.ops.kbitq.dequantize(packed.contiguous(), absmax.contiguous(), codebook, cols, dtype)
+
+
+def _stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+    out = torch.empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64, device=w.device)
+    core.stats(w, packed, absmax, codebook, out, torch.get_num_threads(), stream_of(w))
+    return out
+
+
+def _fake_stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+    return w.new_empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64)
+
+
+register("stats(Tensor w, Tensor packed, Tensor absmax, Tensor codebook) -> Tensor", _stats, _fake_stats)
+
+
+def stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+    """What quantization cost, by row: float64 ``[rows, 3]`` of sum w^2, sum (w - w')^2 and max |w - w'|.
+
+    ``w'`` is the float32 decoded value, before rounding to a dtype; sums in the order of docs/format.md section 3.
+    """
+    return torch.ops.kbitq.stats(w.contiguous(), packed, absmax, codebook)
+
+
+def prepare_importance(importance: Tensor) -> Tensor:
+    """Importance scaled by the power of two that brings its largest value into [1, 2) (docs/format.md section 3).
+
+    Args:
+        importance: ``[cols]`` or ``[E, cols]``, finite and not negative.
+
+    Returns:
+        float32 ``[1, cols]`` or ``[E, cols]`` on the same device.
+
+    Raises:
+        ValueError: it has a negative or non-finite value, or another rank.
+    """
+    if importance.dim() not in (1, 2):
+        raise ValueError(f"importance: needs 1 or 2 dimensions, got {importance.dim()}")
+    values = np.atleast_2d(importance.detach().to("cpu", torch.float32).numpy())
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError("importance: every value must be finite and not negative")
+    largest = float(values.max(initial=0.0))
+    if largest > 0:
+        values = np.ldexp(values, 1 - int(np.frexp(largest)[1]))  # rounds once, even where it underflows
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(importance.device)

@@ -1,0 +1,268 @@
+"""``torch.ops.kbitq.linear``: y = x W^T (+ bias) from packed weights, on CPU and CUDA, with gradients to x and bias.
+
+Two ways to compute, chosen by the number of rows of x: a fused kernel that decodes W in registers (few rows), or panels
+of W's rows dequantized into a bounded buffer and multiplied by the library (many rows). Sums are in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kbitq import format as fmt
+from kbitq._core import core
+from kbitq.ops import codec, tiled_linear
+
+FUSED_ROWS, FUSED_ROWS_FLOAT = 16, 64
+"""Rows of x up to which the CPU's fused kernel is used: where bfloat16 products are fast, and elsewhere."""
+
+_CPU_PANEL_BYTES = 1 << 23  # stays in a cache between being decoded and being multiplied
+_CUDA_PANEL_BYTES = 1 << 28  # bounds the workspace; most weights fit in one panel
+
+
+def linear(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x W^T (+ bias), W given by its quantized triple (docs/format.md section 1).
+
+    Args:
+        x: float32, bfloat16 or float16 ``[..., cols]``; cast by autocast as for a dense layer.
+        packed: int32 ``[rows, nblk * K]``.
+        absmax: uint8 ``[rows, nblk]``.
+        codebook: float32 ``[2^K]``, or ``[G, 2^K]`` with one codebook for each of G equal groups of rows.
+        bias: ``[rows]``, cast to the dtype of x.
+
+    Returns:
+        ``[..., rows]`` in the dtype of x, from float32 sums. For x in bfloat16 or float16, levels (in fused kernels
+        that multiply in that dtype) or W (in panels, as in a dequantized model) are rounded to it first.
+
+    Raises:
+        ValueError: an argument's type, shape or device does not fit; the message names it.
+    """
+    x = autocast(x)
+    if bias is not None and bias.dtype != x.dtype:
+        bias = bias.to(x.dtype)
+    return torch.ops.kbitq.linear(x, packed, absmax, codebook, bias)
+
+
+def autocast(x: Tensor) -> Tensor:
+    """``x`` in the dtype that autocast, where it is on, wants for a linear layer."""
+    if torch.is_autocast_enabled(x.device.type):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+# --- panels ----------------------------------------------------------------------------------------
+
+
+def _panels(codebook: Tensor, rows: int, limit: int) -> Iterator[tuple[int, int, Tensor]]:
+    """``(begin, end, codebook [2^K])``: runs of at most ``limit`` rows that share a codebook."""
+    groups = codebook if codebook.dim() == 2 else codebook[None]
+    size = rows // groups.shape[0]
+    for group, levels in enumerate(groups):
+        for begin in range(group * size, (group + 1) * size, limit):
+            yield begin, min(begin + limit, (group + 1) * size), levels
+
+
+def _panel_rows(cols: int, dtype: torch.dtype, budget: int) -> int:
+    return max(budget // (max(cols, 1) * dtype.itemsize), 1)
+
+
+@cache
+def _panel_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """The dtype to multiply in: x's own where the device multiplies it fast with float32 sums, else float32."""
+    if device_type != "cpu":
+        return dtype
+    fast = dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return dtype if fast else torch.float32
+
+
+@cache
+def fused_rows(dtype: torch.dtype) -> int:
+    """Rows of x up to which the CPU's fused kernel is faster than panels (measured with a weight of 4096 x 4096)."""
+    return FUSED_ROWS if _panel_dtype(dtype, "cpu") == torch.bfloat16 else FUSED_ROWS_FLOAT
+
+
+def _linear_by_panels(
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor, budget: int
+) -> None:
+    """``out [M, rows]`` from ``x [M, cols]``."""
+    (rows, _), cols = packed.shape, x.shape[1]
+    dtype = _panel_dtype(x.dtype, x.device.type)
+    left = x.to(dtype)
+    limit = min(_panel_rows(cols, dtype, budget), rows)
+    panel = torch.empty((limit, cols), dtype=dtype, device=x.device)
+    for begin, end, levels in _panels(codebook, rows, limit):
+        right = panel[: end - begin]
+        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, right)
+        columns = out[:, begin:end]
+        product = columns if dtype == out.dtype else None  # written in place where no cast is needed
+        if bias is None:
+            product = torch.mm(left, right.t(), out=product)
+        else:
+            product = torch.addmm(bias[begin:end].to(dtype), left, right.t(), out=product)
+        if dtype != out.dtype:
+            columns.copy_(product)
+
+
+def _grad_by_panels(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, budget: int) -> None:
+    """``out [M, cols]`` = grad [M, rows] W, panel by panel into a float32 sum."""
+    (rows, _), cols = packed.shape, out.shape[1]
+    dtype = _panel_dtype(grad.dtype, grad.device.type)
+    left = grad.to(dtype)
+    limit = min(_panel_rows(cols, dtype, budget), rows)
+    panel = torch.empty((limit, cols), dtype=dtype, device=grad.device)
+    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for begin, end, levels in _panels(codebook, rows, limit):
+        right = panel[: end - begin]
+        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, right)
+        total += torch.mm(left[:, begin:end], right)
+    out.copy_(total)
+
+
+# --- kernels ---------------------------------------------------------------------------------------
+
+
+def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> None:
+    """What the core cannot see, or would say less clearly."""
+    if x.dtype not in codec.FLOAT_DTYPES:
+        raise ValueError(f"x: is {x.dtype}, needs float32, bfloat16 or float16")
+    if packed.dim() != 2 or codebook.dim() not in (1, 2):
+        raise ValueError("packed and codebook: need [rows, nblk * K] and [2^K] or [groups, 2^K]")
+    if absmax.dtype != torch.uint8:
+        raise ValueError(f"absmax: is {absmax.dtype}, needs uint8")
+    k = codebook.shape[-1].bit_length() - 1
+    if packed.shape[1] != fmt.block_count(cols) * k or tuple(absmax.shape) != (packed.shape[0], fmt.block_count(cols)):
+        raise ValueError(
+            f"x: has {cols} features, which do not match packed {list(packed.shape)} "
+            f"and absmax {list(absmax.shape)} at K = {k}"
+        )
+    if codebook.dim() == 2 and (codebook.shape[0] < 1 or packed.shape[0] % codebook.shape[0]):
+        raise ValueError(f"codebook: its {codebook.shape[0]} groups must divide the {packed.shape[0]} rows of packed")
+
+
+def _linear_cpu(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    cols, rows = x.shape[-1], packed.shape[0]
+    flat = (x if x.dim() == 2 else x.reshape(-1, cols)).contiguous()
+    out = x.new_empty((flat.shape[0], rows))
+    if flat.shape[0] <= fused_rows(x.dtype):
+        books = codebook if codebook.dim() == 2 else codebook[None]
+        core.linear(flat, packed, absmax, books, bias, out, torch.get_num_threads())
+    else:
+        _check(flat, packed, absmax, codebook, cols)
+        _linear_by_panels(flat, packed, absmax, codebook, bias, out, _CPU_PANEL_BYTES)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], rows)
+
+
+def _linear_cuda(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    cols, rows = x.shape[-1], packed.shape[0]
+    flat = x.reshape(-1, cols)
+    _check(flat, packed, absmax, codebook, cols)
+    out = x.new_empty((flat.shape[0], rows))
+    tiles = tiled_linear.tiles_for(flat, packed, absmax, codebook)
+    if tiles is not None:
+        tiled_linear.multiply_into(flat.contiguous(), tiles.data, tiles.codebook, bias, out)
+    else:
+        _linear_by_panels(flat, packed, absmax, codebook, bias, out, _CUDA_PANEL_BYTES)
+    return out.view(*x.shape[:-1], rows)
+
+
+def _linear_fake(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], packed.shape[0]))
+
+
+def _linear_grad(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tensor:
+    flat = grad.reshape(-1, grad.shape[-1])
+    _check(flat, packed, absmax, codebook, cols)
+    out = grad.new_empty((flat.shape[0], cols))
+    budget = _CUDA_PANEL_BYTES if grad.is_cuda else _CPU_PANEL_BYTES
+    _grad_by_panels(flat, packed, absmax, codebook, out, budget)
+    return out.view(*grad.shape[:-1], cols)
+
+
+def _linear_grad_fake(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tensor:
+    return grad.new_empty((*grad.shape[:-1], cols))
+
+
+# --- gradients -------------------------------------------------------------------------------------
+# The dispatcher's autograd key is implemented directly: the helper of torch.library adds ten microseconds to every
+# call, also to those that need no gradient.
+
+_after_autograd = torch._C._after_autograd_keyset
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, keyset: Any, x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(packed, absmax, codebook)
+        ctx.cols = x.shape[-1]
+        with _below_autograd():
+            return torch.ops.kbitq.linear.default.redispatch(
+                keyset & _after_autograd, x, packed, absmax, codebook, bias
+            )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        to_x = to_bias = None
+        if ctx.needs_input_grad[1]:
+            to_x = torch.ops.kbitq.linear_grad(grad, *ctx.saved_tensors, ctx.cols)
+        if ctx.needs_input_grad[5]:
+            to_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+        return None, to_x, None, None, None, to_bias
+
+
+class _LinearGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int
+    ) -> Tensor:
+        ctx.save_for_backward(packed, absmax, codebook)
+        with _below_autograd():
+            return torch.ops.kbitq.linear_grad.default.redispatch(
+                keyset & _after_autograd, grad, packed, absmax, codebook, cols
+            )
+
+    @staticmethod
+    def backward(ctx: Any, again: Tensor) -> tuple[Tensor | None, ...]:
+        return None, torch.ops.kbitq.linear(again, *ctx.saved_tensors, None), None, None, None, None
+
+
+def _linear_autograd(
+    keyset: Any, x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return _Linear.apply(keyset, x, packed, absmax, codebook, bias)
+    with _below_autograd():
+        return torch.ops.kbitq.linear.default.redispatch(keyset & _after_autograd, x, packed, absmax, codebook, bias)
+
+
+def _linear_grad_autograd(
+    keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int
+) -> Tensor:
+    if torch.is_grad_enabled() and grad.requires_grad:
+        return _LinearGrad.apply(keyset, grad, packed, absmax, codebook, cols)
+    with _below_autograd():
+        return torch.ops.kbitq.linear_grad.default.redispatch(
+            keyset & _after_autograd, grad, packed, absmax, codebook, cols
+        )
+
+
+codec.register(
+    "linear(Tensor x, Tensor packed, Tensor absmax, Tensor codebook, Tensor? bias=None) -> Tensor",
+    _linear_cpu,
+    _linear_fake,
+    ("CPU",),
+)
+codec.library.impl("linear", _linear_cuda, "CUDA")
+codec.library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
+codec.register(
+    "linear_grad(Tensor grad, Tensor packed, Tensor absmax, Tensor codebook, SymInt cols) -> Tensor",
+    _linear_grad,
+    _linear_grad_fake,
+)
+codec.library.impl("linear_grad", _linear_grad_autograd, "Autograd", with_keyset=True)

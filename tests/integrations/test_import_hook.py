@@ -1,0 +1,75 @@
+"""Registration: whatever is imported first, cheaply, once, and without breaking others."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:kbitq", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+ORDERS = {
+    "kbitq first": "import kbitq, transformers",
+    "transformers first": "import transformers, kbitq",
+    "after the registry": "import transformers.quantizers.auto; import kbitq",
+    "after a model class": "from transformers import LlamaForCausalLM; import kbitq",
+    "twice": "import kbitq, importlib, transformers.quantizers; importlib.reload(kbitq); import kbitq.nn",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_either_order_registers(order: str) -> None:
+    done = run(f"""
+        {ORDERS[order]}
+        from transformers.quantizers import auto
+        assert auto.AUTO_QUANTIZATION_CONFIG_MAPPING["kbitq"] is kbitq.KbitqConfig
+        assert auto.AUTO_QUANTIZER_MAPPING["kbitq"].__module__ == "kbitq.integrations.transformers.quantizer"
+        from transformers.quantizers import AutoQuantizationConfig
+        assert AutoQuantizationConfig.from_dict({{"quant_method": "kbitq", "k": 3}}).k == 3
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_kbitq_imports_neither() -> None:
+    done = run("""
+        import sys, kbitq
+        heavy = {"torch", "transformers", "numpy", "peft", "accelerate", "safetensors"} & set(sys.modules)
+        assert not heavy, heavy
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_hook_lets_other_imports_be() -> None:
+    done = run("""
+        import sys, kbitq
+        try:
+            import transformers.no_such_module
+        except ModuleNotFoundError as error:
+            assert error.name == "transformers.no_such_module"
+        import importlib.util
+        assert importlib.util.find_spec("json") is not None
+        assert importlib.util.find_spec("no_such_package") is None
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_failure_to_register_is_a_warning_and_not_an_error() -> None:
+    done = run("""
+        import sys, types, warnings, kbitq
+        broken = types.ModuleType("kbitq.integrations.transformers.quantizer")
+        sys.modules["kbitq.integrations.transformers.quantizer"] = broken      # has no register()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import transformers.quantizers.auto as auto
+        assert "llama" and "kbitq" not in auto.AUTO_QUANTIZER_MAPPING
+        assert any("could not register" in str(w.message) for w in caught), caught
+    """)
+    assert done.returncode == 0, done.stderr
