@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kbitq import _moved
 from kbitq.integrations import import_hook as _hook
 
 __version__ = "0.1.0"
@@ -18,11 +19,11 @@ _HOMES = {
     "dequantize": "kbitq.quantized",
     "load_file": "kbitq.checkpoint",
     "save_file": "kbitq.checkpoint",
-    "KbitqConfig": "kbitq.integrations.transformers.quantizer",
+    "KbitqConfig": "kbitq.integrations.transformers.config",
     "KbitqError": "kbitq.errors",
     "save_pretrained": "kbitq.integrations.transformers.saving",
 }
-_SUBMODULES = ("checkpoint", "codebooks", "errors", "format", "functional", "nn", "ops", "reference", "selection")
+_SUBMODULES = ("checkpoint", "choose", "codecs", "errors", "eval", "format", "functional", "nn", "ops")
 
 __all__ = [
     "KbitqConfig",
@@ -39,7 +40,7 @@ __all__ = [
 if TYPE_CHECKING:
     from kbitq.checkpoint import load_file, save_file
     from kbitq.errors import KbitqError
-    from kbitq.integrations.transformers.quantizer import KbitqConfig
+    from kbitq.integrations.transformers.config import KbitqConfig
     from kbitq.integrations.transformers.saving import save_pretrained
     from kbitq.quantized import QuantizedTensor, dequantize, quantize
 
@@ -49,6 +50,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _SUBMODULES:
         return importlib.import_module(f"kbitq.{name}")
+    if (module := _moved.moved(name)) is not None:
+        return module
     raise AttributeError(f"module 'kbitq' has no attribute {name!r}")
 
 
@@ -56,4 +59,5 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_SUBMODULES])
 
 
+_moved.install()
 _hook.install()  # so that transformers, whenever it is imported, knows quant_method "kbitq"

@@ -11,7 +11,16 @@ import torch
 
 from kbitq import ops
 from kbitq.codecs import codebooks
-from kbitq.format import BLOCK, E4M4_BIAS, K_MAX, K_MIN, block_count
+from kbitq.codecs.scales import decode_absmax_e4m4, encode_absmax_e4m4
+from kbitq.format import BLOCK, K_MAX, K_MIN, block_count
+
+__all__ = [
+    "create_normal_float_codebook",
+    "decode_absmax_e4m4",
+    "dequantize_kbit",
+    "encode_absmax_e4m4",
+    "quantize_kbit",
+]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -22,27 +31,6 @@ def create_normal_float_codebook(k: int, device: torch.device | str | None = Non
     Returns float32 ``[2^k]``, ascending, in [-1, 1], on ``device`` (default: the CPU). ValueError unless k is 2..8.
     """
     return torch.from_numpy(codebooks.nf(k)).to(device or "cpu")
-
-
-def encode_absmax_e4m4(absmax: torch.Tensor, bias: int = E4M4_BIAS) -> torch.Tensor:
-    """The E4M4 byte nearest to each non-negative value, a tie to the even byte, saturating at 0xFF.
-
-    ``absmax`` is a floating-point tensor of any shape (float64 is rounded to float32 first). Returns uint8 of the same
-    shape, on the same device. With the default bias the largest value is 31.0 and the smallest above zero 2^-14.
-    """
-    value = absmax.detach().to(torch.float32).contiguous()
-    table = _e4m4_values(bias, value.device)
-    midpoints = 0.5 * (table[:-1] + table[1:])
-    below = torch.bucketize(value, midpoints)  # midpoints < value
-    tie = midpoints[below.clamp(max=midpoints.numel() - 1)] == value
-    return (below + (tie & (below % 2 == 1))).to(torch.uint8)
-
-
-def decode_absmax_e4m4(encoded: torch.Tensor, bias: int = E4M4_BIAS) -> torch.Tensor:
-    """The values of E4M4 bytes: float32 of the shape and device of ``encoded`` (uint8; ValueError otherwise)."""
-    if encoded.dtype != torch.uint8:
-        raise ValueError(f"encoded must be uint8, not {encoded.dtype}")
-    return _e4m4_values(bias, encoded.device)[encoded.long()]
 
 
 def quantize_kbit(
@@ -104,14 +92,6 @@ def dequantize_kbit(
     target = None if out is None else _checked_out(out, dtype, n).view(-1)[:n].view(1, n)
     words, scales = packed.reshape(-1)[: nblk * k].view(1, -1), absmax.reshape(-1)[:nblk].view(1, -1)
     return ops.dequantize(words.contiguous(), scales.contiguous(), codebook, n, dtype, out=target).view(-1)
-
-
-def _e4m4_values(bias: int, device: torch.device) -> torch.Tensor:
-    """All 256 values, float32, built on the device from bits: a normal byte is a shifted float32."""
-    byte = torch.arange(256, dtype=torch.int32, device=device)
-    normal = ((byte << 19) + ((127 - E4M4_BIAS) << 23)).view(torch.float32)
-    subnormal = byte * 2.0 ** (-3 - E4M4_BIAS)
-    return torch.where(byte < 16, subnormal, normal) * 2.0 ** (E4M4_BIAS - bias)
 
 
 def _checked_codebook(codebook: torch.Tensor, k: int, device: torch.device) -> torch.Tensor:

@@ -101,7 +101,7 @@ def command(
         planning.show(plan)
         return
     summary.notes(plan.checkpoint.notes)
-    with ReadAhead(plan):
+    with ReadAhead(plan.checkpoint):
         run = checkpoint.run  # imports torch
     with console.progress("quantizing") as progress:
         report = run(plan, progress)

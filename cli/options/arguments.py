@@ -152,7 +152,7 @@ Device = Annotated[
 
 def _parse_devices(text: str) -> str:
     if text != "auto":
-        from kbitq.checkpoint.plan.plan import DEVICES, is_device
+        from kbitq.checkpoint.plan.options import DEVICES, is_device
 
         if not is_device(text):
             raise _bad(f"{text!r} is not one of {DEVICES}.")

@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Choice": "allocation",
+    "Choice": "plan.choice",
     "choose": "allocation",
     "plan_recipe": "plan.recipe",
     "write_recipe": "plan.recipe",
     "Plan": "plan.plan",
-    "QuantizeOptions": "plan.plan",
-    "TensorPlan": "plan.plan",
-    "plan_quantize": "plan.plan",
-    "Progress": "passes.passes",
+    "QuantizeOptions": "plan.options",
+    "TensorPlan": "plan.tensor_plan",
+    "plan_quantize": "plan.planner",
+    "Progress": "source.progress",
     "RunReport": "quantization",
     "run": "quantization",
     "dequantize_checkpoint": "dequantization",
@@ -57,16 +57,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from kbitq.checkpoint.allocation import Choice, choose
+    from kbitq.checkpoint.allocation import choose
     from kbitq.checkpoint.dequantization import dequantize_checkpoint
     from kbitq.checkpoint.estimation import Estimate, estimate
     from kbitq.checkpoint.inspection import InspectReport, inspect
     from kbitq.checkpoint.load_save import load_file, save_file
-    from kbitq.checkpoint.passes.passes import Progress
-    from kbitq.checkpoint.plan.plan import Plan, QuantizeOptions, TensorPlan, plan_quantize
+    from kbitq.checkpoint.plan.choice import Choice
+    from kbitq.checkpoint.plan.options import QuantizeOptions
+    from kbitq.checkpoint.plan.plan import Plan
+    from kbitq.checkpoint.plan.planner import plan_quantize
     from kbitq.checkpoint.plan.recipe import plan_recipe, write_recipe
+    from kbitq.checkpoint.plan.tensor_plan import TensorPlan
     from kbitq.checkpoint.quantization import RunReport, run
     from kbitq.checkpoint.repair import repair_index
+    from kbitq.checkpoint.source.progress import Progress
     from kbitq.checkpoint.verification import VerifyReport, verify
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kbitq.checkpoint.passes.measure import Measured, measure
-from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
 from kbitq.checkpoint.passes.tile_codec import TileCodec, resolve_device
-from kbitq.checkpoint.plan.plan import Plan, TensorPlan, check_worthwhile
+from kbitq.checkpoint.plan.choice import Choice
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.planner import check_worthwhile
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.memory import tile_bytes
+from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose import knapsack as allocator
 from kbitq.choose.knapsack import Allocation, Budget
@@ -26,43 +28,6 @@ from kbitq.quantized import sqnr_db
 KS = tuple(range(K_MIN, K_MAX + 1))
 _FITTINGS = 8  # attempts to hit a file size: the header's length depends on the choice, by a few bytes
 _CURVE_POINTS = 24
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a budget was spent.
-
-    Attributes:
-        bits_per_weight: of the choice; bytes of packed words and scale bytes, codebooks apart.
-        weight_bytes: of all weight files of the output.
-        sqnr_db: expected over all quantized tensors, from the measurement.
-        error: the weighted error of the choice; ``bound``: no choice within the budget has less.
-        uniform_k: the K that, given to every tensor, has the least error within the budget; None if none fits.
-        uniform_error: its error.
-        curve: (bits per weight, error) of the best choices from the smallest to the largest.
-        groups: tensors that were tied to one K, by their key, where there is more than one.
-    """
-
-    budget: Budget
-    bits_per_weight: float
-    weight_bytes: int
-    sqnr_db: float | None
-    error: float
-    bound: float
-    uniform_k: int | None
-    uniform_error: float | None
-    curve: list[tuple[float, float]]
-    groups: dict[str, list[str]]
-
-    def to_json(self) -> dict[str, Any]:
-        wanted = {"bpw": self.budget.bpw} if self.budget.bpw is not None else {"size": self.budget.size}
-        return {
-            **wanted, "weights": self.budget.error, "bits_per_weight": self.bits_per_weight,
-            "weight_bytes": self.weight_bytes, "sqnr_db": self.sqnr_db, "error": self.error, "bound": self.bound,
-            "uniform_k": self.uniform_k, "uniform_error": self.uniform_error,
-            "curve": [{"bits_per_weight": bits, "error": error} for bits, error in self.curve],
-            "tied": self.groups,
-        }  # fmt: skip
 
 
 def choose(plan: Plan, progress: Callable[[Progress], None] | None = None) -> Plan:

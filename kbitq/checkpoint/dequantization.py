@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from kbitq.checkpoint.output.destination import check_destination
-from kbitq.checkpoint.output.layout import Group, Shard, lay_out
-from kbitq.checkpoint.output.staging import FileWriter, Staging
-from kbitq.checkpoint.passes.finish import copy_carried, json_text, without_quantization, write_index
-from kbitq.checkpoint.passes.passes import Progress, ProgressMeter, copy_tensor
-from kbitq.checkpoint.plan.plan import DEFAULT_SHARD_BYTES, is_file_name
+from kbitq.checkpoint.output.destination import check_destination, is_file_name
+from kbitq.checkpoint.output.file_writer import FileWriter
+from kbitq.checkpoint.output.folder import copy_carried, copy_tensor, json_text, without_quantization, write_index
+from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, lay_out
+from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.quantization import RunReport
+from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES, TileReader
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, decode, open_quantized
 from kbitq.errors import CheckpointError, KbitqError

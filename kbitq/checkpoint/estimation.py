@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from kbitq.checkpoint.output.destination import disk_free
-from kbitq.checkpoint.passes.tile_codec import ErrorSums, Scan, TileCodec, resolve_device
+from kbitq.checkpoint.passes.run_state import ErrorSums, Scan
+from kbitq.checkpoint.passes.tile_codec import TileCodec, resolve_device
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.source.memory import peak_memory, tile_bytes
 from kbitq.checkpoint.source.spans import Span

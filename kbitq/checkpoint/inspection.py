@@ -7,35 +7,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
-from kbitq.checkpoint.passes.tile_codec import ErrorSums, TileCodec
+from kbitq.checkpoint.passes.run_state import ErrorSums
+from kbitq.checkpoint.passes.tile_codec import TileCodec
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
+from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import is_kbitq, open_source, prepare_source
+from kbitq.checkpoint.source.sample import sampled
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
-from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_codebook, read_span
+from kbitq.checkpoint.written.compare import matching_source, measure_tensor
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, open_quantized, read_codebook
 from kbitq.choose.selection import Selection
 from kbitq.codecs import codebooks
 from kbitq.errors import CheckpointError
-from kbitq.format import (
-    BLOCK,
-    K_MIN,
-    codebook_nbytes,
-    element_count,
-    matrix_shape,
-    quantized_nbytes,
-    stored_dtype,
-)  # fmt: skip
+from kbitq.format import K_MIN, codebook_nbytes, element_count, quantized_nbytes, stored_dtype  # fmt: skip  # fmt: skip
 from kbitq.quantized import sqnr_db
-
-SAMPLE_BLOCKS = 1 << 14  # of a tensor: the SQNR of a matrix is then good to about 0.05 dB
-SAMPLE_RUN = 8  # blocks that are read together
 
 
 @dataclass
@@ -117,27 +108,6 @@ def _measure(
     return sqnr_db(signal, noise)
 
 
-def matching_source(source: Checkpoint, tensor: StoredTensor) -> SourceTensor:
-    """The tensor of ``source`` that ``tensor`` was made from. Raises CheckpointError where there is none that fits."""
-    original = source.tensors.get(tensor.name)
-    if original is None:
-        raise CheckpointError(f"{source.where} has no tensor {tensor.name}: it is not the source")
-    if (original.shape, original.dtype) != (tensor.meta.shape, tensor.meta.dtype):
-        raise CheckpointError(
-            f"{source.describe(original)} is {original.dtype} {list(original.shape)}, but {tensor.meta.dtype} "
-            f"{list(tensor.meta.shape)} was quantized: it is not the source"
-        )
-    return original
-
-
-def measure_tensor(stored: TileReader, tensor: StoredTensor, plain: TileReader, original: SourceTensor) -> ErrorSums:
-    """The error of a stored tensor against its original."""
-    sums, codebook = ErrorSums(), read_codebook(stored, tensor)
-    for span in plain.spans(original):
-        sums.add(span, ops.stats(plain.read(original, span), *read_span(stored, tensor, span), codebook))
-    return sums
-
-
 def _inspect_source(
     checkpoint: Checkpoint, ks: tuple[int, ...], sample: bool, progress: Callable[[Progress], None] | None
 ) -> InspectReport:
@@ -197,25 +167,6 @@ def _largest(
         return scan.amax, not scan.nonfinite
     amax, status = ops.scan(tiles[0][1])
     return float(amax), not int(status[0])
-
-
-def sampled(reader: TileReader, tensor: SourceTensor) -> Iterator[tuple[Span, torch.Tensor]]:
-    """Evenly spaced runs of whole blocks as one matrix ``[blocks, 32]``; the whole tensor if that is not much more."""
-    rows, cols = matrix_shape(tensor.name, tensor.shape)
-    whole = cols // BLOCK
-    if rows * whole <= 4 * SAMPLE_BLOCKS:
-        all_of_it = Span(0, 0, rows, cols, True, True)
-        yield all_of_it, reader.read(tensor, all_of_it).clone()
-        return
-    length = min(SAMPLE_RUN, whole)
-    runs, per_row = SAMPLE_BLOCKS // length, whole // length
-    gathered = []
-    for run in np.arange(runs, dtype=np.int64) * (rows * per_row) // runs:
-        row, within = divmod(int(run), per_row)
-        first = row * cols + within * length * BLOCK
-        span = Span(first, first // BLOCK, length, BLOCK, False, False)
-        gathered.append(reader.read(tensor, span).clone())
-    yield Span(0, 0, runs * length, BLOCK, True, True), torch.cat(gathered)
 
 
 def _scaled_up(sums: ErrorSums, tensor: SourceTensor, tiles: list[tuple[Span, torch.Tensor]] | None) -> ErrorSums:

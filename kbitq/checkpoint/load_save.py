@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import Group, Shard
-from kbitq.checkpoint.output.staging import FileWriter, Staging
+from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.source.open import SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.recognise import is_kbitq
 from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES, TileReader

@@ -18,13 +18,16 @@ from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
 from kbitq.checkpoint.passes.finish import finish_folder
 from kbitq.checkpoint.passes.journal import Journal
-from kbitq.checkpoint.passes.passes import Progress, ProgressMeter, WritePass, scan_pass
 from kbitq.checkpoint.passes.resume import check_key, makes_sense
+from kbitq.checkpoint.passes.run_state import ErrorSums
+from kbitq.checkpoint.passes.scan_pass import scan_pass
 from kbitq.checkpoint.passes.spool import Spool
-from kbitq.checkpoint.passes.tile_codec import ErrorSums, TileCodec, resolve_devices
+from kbitq.checkpoint.passes.tile_codec import TileCodec, resolve_devices
+from kbitq.checkpoint.passes.write_pass import WritePass
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.source.memory import tile_bytes
+from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.errors import CheckpointError, KbitqError, SourceChangedError
 from kbitq.format import FORMAT_VERSION

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.inspection import matching_source
 from kbitq.checkpoint.output.checksums import check_sums
-from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
-from kbitq.checkpoint.passes.tile_codec import ErrorSums, TileCodec
+from kbitq.checkpoint.passes.run_state import ErrorSums
+from kbitq.checkpoint.passes.tile_codec import TileCodec
 from kbitq.checkpoint.source.header import shown
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint, read_index
+from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.compare import matching_source
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_codebook, read_span
 from kbitq.errors import KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, build_quantization_config, guard_name

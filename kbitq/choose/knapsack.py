@@ -27,8 +27,6 @@ _MAX_EXCHANGES = 2000
 _MAX_STATES = 20_000  # partial choices of one stage of the enumeration
 _MAX_ENUMERATED = 200  # groups
 _HELPS = 1e-12  # an exchange must lower the error by this share of it: rounding is not an improvement
-
-
 ERROR_KINDS = ("relative", "none", "importance")
 
 

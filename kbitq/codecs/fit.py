@@ -20,8 +20,8 @@ from torch import Tensor
 
 from kbitq import ops
 from kbitq.codecs import codebooks
+from kbitq.codecs.scales import decode_absmax_e4m4
 from kbitq.format import BLOCK, block_count
-from kbitq.functional import decode_absmax_e4m4
 
 ITERATIONS = 20
 SAMPLE_BLOCKS = 1 << 16

@@ -142,7 +142,7 @@ def quantize(
 
     Args:
         w: float32, bfloat16 or float16 ``[rows, cols]``, all finite (:func:`scan` tells).
-        levels: float32 ``[2^K]``, ascending, normalised (:mod:`kbitq.codebooks`), on the device of ``w``.
+        levels: float32 ``[2^K]``, ascending, normalised (:mod:`kbitq.codecs.codebooks`), on the device of ``w``.
         amax: float32 ``[1]``, max |w| of the whole tensor that ``w`` is a part of.
         importance: float32 ``[G, cols]`` from :func:`prepare_importance`; G divides rows, and row r uses row
             ``r // (rows / G)`` of it.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kbitq.checkpoint.inspection import InspectReport, inspect
-from kbitq.checkpoint.passes.passes import Progress
+from kbitq.checkpoint.source.progress import Progress
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.written.stored import open_quantized

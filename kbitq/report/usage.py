@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.inspection import matching_source
-from kbitq.checkpoint.passes.passes import Progress, ProgressMeter
 from kbitq.checkpoint.source.open import Checkpoint
+from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.compare import matching_source
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_codebook, read_span
+from kbitq.codecs.scales import decode_absmax_e4m4
 from kbitq.format import BLOCK
-from kbitq.functional import decode_absmax_e4m4
 
 WEIGHT_BINS = 120
 WEIGHT_RANGE = 1.5  # of a weight over its block's scale; the largest level is 1

@@ -17,6 +17,7 @@ from kbitq.checkpoint import Plan, QuantizeOptions, RunReport, choose, plan_quan
 from kbitq.choose.knapsack import Budget
 from kbitq.choose.recipe import load_recipe
 from kbitq.choose.selection import TensorRule
+from kbitq.codecs import codebooks
 from kbitq.errors import BudgetError, SelectionError
 
 LAYERS = 3
@@ -325,7 +326,7 @@ def test_the_measurement_is_that_of_the_run(source: Path) -> None:
 def test_measuring_every_k_takes_at_most_three_quantizations(tmp_path: Path) -> None:
     w = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
     save_file({"a.weight": w}, tmp_path / "m.safetensors")
-    levels, amax = torch.from_numpy(np.array(kbitq.codebooks.optimal(5))), ops.scan(w)[0]
+    levels, amax = torch.from_numpy(np.array(codebooks.optimal(5))), ops.scan(w)[0]
     ratios = []
     for _ in range(3):
         started = time.perf_counter()

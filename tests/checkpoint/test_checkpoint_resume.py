@@ -17,7 +17,8 @@ import torch
 
 from build import bytes_of, gaussian, partials, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
-from kbitq.checkpoint.output.staging import FileWriter, Staging
+from kbitq.checkpoint.output.file_writer import FileWriter
+from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.passes import journal
 from kbitq.errors import CheckpointError, NoSpaceError
 

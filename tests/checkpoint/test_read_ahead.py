@@ -25,14 +25,14 @@ def test_reads_every_file_up_to_its_bound(folder: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(read_ahead, "_STEP", step)
         monkeypatch.setattr(read_ahead, "_MOST", most)
         read.clear()
-        ahead = ReadAhead(plan)
+        ahead = ReadAhead(plan.checkpoint)
         with ahead:
             ahead._thread.join()
         assert sum(read) == total
 
 
 def test_stops_at_the_end_of_the_block(folder: Path) -> None:
-    ahead = ReadAhead(plan_quantize(folder, None, QuantizeOptions(k=3)))
+    ahead = ReadAhead(plan_quantize(folder, None, QuantizeOptions(k=3)).checkpoint)
     with pytest.raises(KeyboardInterrupt), ahead:
         raise KeyboardInterrupt
     assert not ahead._thread.is_alive()
@@ -42,5 +42,5 @@ def test_a_source_that_is_gone_is_left_to_the_run(folder: Path) -> None:
     plan = plan_quantize(folder, None, QuantizeOptions(k=3))
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    with ReadAhead(plan):
+    with ReadAhead(plan.checkpoint):
         pass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
-from kbitq.checkpoint.passes.passes import ProgressMeter
 from kbitq.checkpoint.source.header import shown
 from kbitq.checkpoint.source.open import Checkpoint
+from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.side_files import NOT_SUMMED, SUMS_FILE
 from kbitq.checkpoint.source.storage import Storage, read_all
 from kbitq.errors import CheckpointError, KbitqError
@@ -64,4 +65,17 @@ def stored_digest(storage: Storage, name: str, meter: ProgressMeter | None = Non
                 meter.add(len(data), name)
     finally:
         file.close()
+    return digest.hexdigest()
+
+
+_HASH_BYTES = 1 << 20
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_HASH_BYTES)
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
     return digest.hexdigest()

@@ -87,3 +87,8 @@ def disk_free(out: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def is_file_name(out: Path) -> bool:
+    """Whether an output path means one file and not a folder."""
+    return out.name.endswith(".safetensors")

@@ -103,3 +103,6 @@ def format_index(weight_map: dict[str, str], total_size: int) -> str:
     """An index as other tools write it: indented, names sorted, a newline at the end."""
     table = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+
+
+DEFAULT_SHARD_BYTES = 5_000_000_000

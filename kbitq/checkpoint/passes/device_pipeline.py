@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, Request, Scan, TileCodec
+from kbitq.checkpoint.passes.run_state import Scan
+from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, Request, TileCodec
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
 from kbitq.format import block_count

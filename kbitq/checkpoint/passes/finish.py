@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kbitq.checkpoint.output.checksums import format_sums
-from kbitq.checkpoint.output.layout import Shard, index_json, index_name
-from kbitq.checkpoint.output.staging import FileWriter, Staging
-from kbitq.checkpoint.passes.passes import sha256
-from kbitq.checkpoint.plan.plan import FITTED, Plan
+from kbitq.checkpoint.output.folder import (
+    copy_carried,
+    json_text,
+    without_quantization,
+    write_index,
+    write_sums,
+)
+from kbitq.checkpoint.output.staging import Staging
+from kbitq.checkpoint.plan.options import FITTED
+from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.totals import kept_row
 from kbitq.checkpoint.source.open import Checkpoint, read_header
-from kbitq.checkpoint.source.side_files import NOT_SUMMED, REPORT_FILE, SUMS_FILE, WEIGHTS_SUFFIX
+from kbitq.checkpoint.source.side_files import REPORT_FILE, WEIGHTS_SUFFIX
 from kbitq.choose.knapsack import Budget
 from kbitq.choose.recipe import rule_text
 from kbitq.codecs import codebooks
@@ -28,8 +32,6 @@ from kbitq.format import (
     stored_dtype,
 )
 
-_COPY_BYTES = 1 << 20
-
 
 def finish_folder(
     plan: Plan, staging: Staging, totals: Mapping[str, Any], rows: Sequence[Any], digests: Mapping[str, str]
@@ -42,48 +44,6 @@ def finish_folder(
     staging.write_file(CONFIG_FILE, json_text(config))
     write_sums(staging, digests)
     staging.publish_folder(replace=plan.options.force)
-
-
-def copy_carried(checkpoint: Checkpoint, staging: Staging) -> None:
-    """Copy the files that go with the weights."""
-    for name in checkpoint.carried:
-        file = checkpoint.storage.open(name)
-        try:
-            with FileWriter(staging.path(name), file.size) as writer:
-                for start in range(0, file.size, _COPY_BYTES):
-                    data = bytearray(min(_COPY_BYTES, file.size - start))
-                    file.read_into(memoryview(data), start)
-                    writer.write(start, bytes(data))
-                writer.sync()
-        finally:
-            file.close()
-
-
-def write_index(shards: Sequence[Shard], stem: str, staging: Staging) -> None:
-    """Write the index that several shards need."""
-    if len(shards) > 1:
-        staging.write_file(index_name(stem), index_json(shards).encode())
-
-
-def write_sums(staging: Staging, digests: Mapping[str, str]) -> None:
-    """Write SHA256SUMS over the files of the output, as ``sha256sum -c`` reads it; ``digests`` are known already."""
-    names = [p.relative_to(staging.output).as_posix() for p in staging.output.rglob("*") if p.is_file()]
-    sums = {n: digests.get(n) or sha256(staging.output / n) for n in names if n not in NOT_SUMMED}
-    staging.write_file(SUMS_FILE, format_sums(sums))
-
-
-def json_text(value: Any) -> bytes:
-    """JSON as transformers writes it to files: indented, a newline at the end; keys in the order given."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def without_quantization(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json without ``quantization_config``, at its top and in the parts of a composite model."""
-    parts = {key: value for key, value in (config or {}).items() if key != CONFIG_KEY}
-    for key, value in parts.items():
-        if isinstance(value, dict) and key.endswith("_config") and CONFIG_KEY in value:
-            parts[key] = {k: v for k, v in value.items() if k != CONFIG_KEY}
-    return parts
 
 
 def _quantization_config(plan: Plan) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kbitq.checkpoint.output.staging import writing
-from kbitq.checkpoint.passes.tile_codec import ErrorSums, Scan
+from kbitq.checkpoint.output.file_writer import writing
+from kbitq.checkpoint.passes.run_state import ErrorSums, Scan
 
 SYNC_BYTES = 64 << 20  # at most this much, or
 SYNC_SECONDS = 1.0  # what this long made, is lost when the power goes

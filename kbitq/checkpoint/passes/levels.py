@@ -8,8 +8,11 @@ import numpy as np
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.passes.tile_codec import Scan, TileCodec
-from kbitq.checkpoint.plan.plan import FITTED, Plan, TensorPlan
+from kbitq.checkpoint.passes.run_state import Scan
+from kbitq.checkpoint.passes.tile_codec import TileCodec
+from kbitq.checkpoint.plan.options import FITTED
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.spans import Span
 from kbitq.choose.tensor_names import role_of
 from kbitq.codecs import fit

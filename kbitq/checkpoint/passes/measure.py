@@ -14,11 +14,13 @@ import numpy as np
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.inspection import sampled
 from kbitq.checkpoint.passes.levels import ColumnWeights
-from kbitq.checkpoint.passes.passes import nonfinite_error
+from kbitq.checkpoint.passes.scan_pass import nonfinite_error
 from kbitq.checkpoint.passes.tile_codec import TileCodec
-from kbitq.checkpoint.plan.plan import FITTED, Plan, TensorPlan
+from kbitq.checkpoint.plan.options import FITTED
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+from kbitq.checkpoint.source.sample import sampled
 from kbitq.checkpoint.source.spans import Span
 from kbitq.codecs import codebooks
 from kbitq.format import element_count, matrix_shape

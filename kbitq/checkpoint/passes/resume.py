@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kbitq.checkpoint.passes.journal import Done, Journal
-from kbitq.checkpoint.passes.tile_codec import Scan
-from kbitq.checkpoint.plan.plan import Plan, TensorPlan
+from kbitq.checkpoint.passes.run_state import Scan
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.errors import CheckpointError
 from kbitq.format import BLOCK, element_count, matrix_shape
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from threading import Lock
 from types import TracebackType
 
-from kbitq.checkpoint.plan.plan import Plan, TensorPlan
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source import memory
 from kbitq.checkpoint.source.storage import ByteFile, Fingerprint, Storage
 

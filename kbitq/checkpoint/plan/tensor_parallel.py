@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.format import BLOCK, is_fused_experts, matrix_shape
-
-if TYPE_CHECKING:
-    from kbitq.checkpoint.plan.plan import TensorPlan
 
 SIZES = (1, 2, 4, 8)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.format import TensorMeta, codebook_nbytes, element_count, quantized_nbytes
-
-if TYPE_CHECKING:
-    from kbitq.checkpoint.plan.plan import TensorPlan
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage
 from kbitq.errors import KbitqError
 
@@ -14,10 +14,10 @@ _MOST = 8 << 30  # bytes; what a fast disk gives in the seconds that there are
 
 
 class ReadAhead:
-    """For the length of a ``with`` block, a thread reads what a run of the plan will read first. Local sources only."""
+    """For the length of a ``with`` block, a thread reads what a run will read first. Local sources only."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._checkpoint = plan.checkpoint
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="kbitq-read-ahead", daemon=True)
 

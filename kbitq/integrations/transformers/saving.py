@@ -13,9 +13,8 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from kbitq import format as fmt
-from kbitq.checkpoint.output.layout import Group, Shard, index_json, index_name, lay_out
-from kbitq.checkpoint.output.staging import FileWriter
-from kbitq.checkpoint.plan.plan import DEFAULT_SHARD_BYTES
+from kbitq.checkpoint.output.file_writer import FileWriter
+from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, index_json, index_name, lay_out
 from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES
 from kbitq.choose.selection import Selection
 from kbitq.errors import CheckpointError
@@ -237,7 +236,7 @@ def _write(folder: Path, shard: Shard, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _save_config(model: Any, folder: Path, config: dict[str, Any]) -> None:
-    from kbitq.integrations.transformers.quantizer import KbitqConfig
+    from kbitq.integrations.transformers.config import KbitqConfig
 
     before = getattr(model.config, "quantization_config", None)
     made = before if isinstance(before, KbitqConfig) else KbitqConfig()

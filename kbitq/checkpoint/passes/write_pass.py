@@ -1,128 +1,26 @@
-"""The two passes of a run over the source, each going on from where the journal says an earlier run got.
-
-The first pass reads every tensor to be quantized, for two reasons: NaN and infinite values are reported before anything
-is written, and the power of two that a tensor's codebook carries needs the tensor's largest magnitude before its first
-block is quantized. It costs one more read of the source (little beside the search for scales; the page cache often has
-the second read, and for a source on the network a spool does), and what it found is kept, so that the second pass only
-quantizes.
-"""
+"""The second pass over the source: quantizes or copies every tensor and writes it where the plan says."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
 
+from kbitq.checkpoint.output.checksums import sha256
+from kbitq.checkpoint.output.file_writer import FileWriter, sync_folder
 from kbitq.checkpoint.output.layout import Shard
-from kbitq.checkpoint.output.staging import FileWriter, Staging, sync_folder
-from kbitq.checkpoint.passes.journal import Journal, scan_record, sums_record
+from kbitq.checkpoint.output.staging import Staging
+from kbitq.checkpoint.passes.journal import Journal, sums_record
 from kbitq.checkpoint.passes.levels import LevelSource
+from kbitq.checkpoint.passes.run_state import ErrorSums
+from kbitq.checkpoint.passes.scan_pass import scan_tensors
 from kbitq.checkpoint.passes.spool import Spool, groups
-from kbitq.checkpoint.passes.tile_codec import ErrorSums, QuantizedSpan, Request, Scan, TileCodec
-from kbitq.checkpoint.plan.plan import Plan, TensorPlan, check_worthwhile
-from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
-from kbitq.checkpoint.source.tile_reader import Piece, TileReader
-from kbitq.errors import NonFiniteError
+from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, Request, TileCodec
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.source.progress import ProgressMeter
+from kbitq.checkpoint.source.tile_reader import Piece
 from kbitq.format import WORD_BYTES, companion_names, stored_dtype
-
-_HASH_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is: bytes of the source read so far and in all (both passes), and the tensor at hand."""
-
-    bytes_done: int
-    bytes_total: int
-    tensor: str
-
-
-class ProgressMeter:
-    """Counts bytes for a callback."""
-
-    def __init__(self, callback: Callable[[Progress], None] | None, total: int) -> None:
-        self._callback, self._total, self._done = callback, total, 0
-
-    def add(self, nbytes: int, tensor: str) -> None:
-        self._done += nbytes
-        if self._callback is not None:
-            self._callback(Progress(self._done, self._total, tensor))
-
-
-def scan_pass(plan: Plan, codec: TileCodec, journal: Journal, meter: ProgressMeter) -> Plan:
-    """The first pass. Scans go to the journal; returns the plan without the tensors that are not finite.
-
-    Raises NonFiniteError, or with ``on_nonfinite="keep"`` SelectionError where that leaves too little.
-    """
-    selected = [t for t in plan.tensors if t.quantized]
-    scan_tensors(plan, selected, codec, journal, meter)
-    found = journal.done.scans
-    keep = {t.name: f"{found[t.name].nonfinite} values are not finite" for t in selected if found[t.name].nonfinite}
-    plan = plan.with_kept(keep)
-    check_worthwhile(plan.source, plan.tensors, plan.options)
-    return plan
-
-
-def scan_tensors(
-    plan: Plan,
-    tensors: list[TensorPlan],
-    codec: TileCodec,
-    journal: Journal,
-    meter: ProgressMeter,
-    sync: Callable[[], None] | None = None,
-) -> None:
-    """Scan those of ``tensors`` that the journal has no scan of. ``sync`` makes the data durable that it speaks of.
-
-    Raises NonFiniteError, unless ``on_nonfinite`` is ``keep``.
-    """
-    for piece, found_here in codec.scanned(_to_scan(plan, tensors, codec.reader, journal, meter)):
-        assert piece.span is not None
-        begun = journal.done.scanning
-        scan = begun[2] if begun is not None and begun[0] == piece.tensor.name else Scan()
-        scan.add(found_here)
-        meter.add(piece.count, piece.tensor.name)
-        if piece.start + piece.count < piece.tensor.nbytes:
-            after = piece.span.first_element + piece.span.numel
-            journal.add("scanning", tensor=piece.tensor.name, next=after, found=scan_record(scan))
-        elif scan.nonfinite and plan.options.on_nonfinite == "error":
-            raise nonfinite_error(plan.checkpoint, piece.tensor, scan)
-        else:
-            journal.add("scan", tensor=piece.tensor.name, found=scan_record(scan))
-        if journal.due(0):
-            journal.begin_commit(sync)
-
-
-def _to_scan(
-    plan: Plan, selected: list[TensorPlan], reader: TileReader, journal: Journal, meter: ProgressMeter
-) -> Iterator[Piece]:
-    """What is left to scan: tensors without a scan, the one that was begun from where it was."""
-    begun = journal.done.scanning
-    for tensor in selected:
-        if tensor.name in journal.done.scans:
-            meter.add(tensor.bytes_in, tensor.name)
-            continue
-        start = begun[1] if begun is not None and begun[0] == tensor.name else 0
-        source = plan.checkpoint.tensors[tensor.name]
-        meter.add(start * source.stored_bits // 8, tensor.name)
-        yield from reader.matrix_pieces(source, start)
-
-
-def nonfinite_error(checkpoint: Checkpoint, tensor: SourceTensor, scan: Scan) -> NonFiniteError:
-    """The error of a tensor that cannot be quantized, with the first place that is not finite."""
-    place = [int(i) for i in np.unravel_index(scan.first, tensor.shape)]
-    return NonFiniteError(
-        f"{checkpoint.describe(tensor)} has {scan.nonfinite:,} NaN or infinite "
-        f"value{'s' if scan.nonfinite > 1 else ''}, the first at {place}; nothing was written",
-        tensor=tensor.name,
-        count=scan.nonfinite,
-        first=scan.first,
-        hint="--on-nonfinite keep copies such tensors unquantized, --exclude PATTERN leaves them alone",
-    )
 
 
 class WritePass:
@@ -299,22 +197,3 @@ def write_span(done: QuantizedSpan, name: str, shard: Shard, writer: FileWriter)
     if done.span.first_block == 0:
         writer.write(shard.offsets[codebook], done.codebook)
     return done.span.blocks * (k * WORD_BYTES + 1)
-
-
-def copy_tensor(
-    reader: TileReader, tensor: SourceTensor, offset: int, writer: FileWriter, meter: ProgressMeter
-) -> None:
-    """Copy a tensor byte for byte to ``offset`` of a file."""
-    for start, data in reader.chunks(tensor):
-        writer.write(offset + start, data)
-        meter.add(data.numel(), tensor.name)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        buffer = bytearray(_HASH_BYTES)
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()

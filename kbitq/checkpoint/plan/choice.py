@@ -1,0 +1,45 @@
+"""How a budget was spent: what was chosen, what it costs, and what else there was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kbitq.choose.knapsack import Budget
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a budget was spent.
+
+    Attributes:
+        bits_per_weight: of the choice; bytes of packed words and scale bytes, codebooks apart.
+        weight_bytes: of all weight files of the output.
+        sqnr_db: expected over all quantized tensors, from the measurement.
+        error: the weighted error of the choice; ``bound``: no choice within the budget has less.
+        uniform_k: the K that, given to every tensor, has the least error within the budget; None if none fits.
+        uniform_error: its error.
+        curve: (bits per weight, error) of the best choices from the smallest to the largest.
+        groups: tensors that were tied to one K, by their key, where there is more than one.
+    """
+
+    budget: Budget
+    bits_per_weight: float
+    weight_bytes: int
+    sqnr_db: float | None
+    error: float
+    bound: float
+    uniform_k: int | None
+    uniform_error: float | None
+    curve: list[tuple[float, float]]
+    groups: dict[str, list[str]]
+
+    def to_json(self) -> dict[str, Any]:
+        wanted = {"bpw": self.budget.bpw} if self.budget.bpw is not None else {"size": self.budget.size}
+        return {
+            **wanted, "weights": self.budget.error, "bits_per_weight": self.bits_per_weight,
+            "weight_bytes": self.weight_bytes, "sqnr_db": self.sqnr_db, "error": self.error, "bound": self.bound,
+            "uniform_k": self.uniform_k, "uniform_error": self.uniform_error,
+            "curve": [{"bits_per_weight": bits, "error": error} for bits, error in self.curve],
+            "tied": self.groups,
+        }  # fmt: skip

@@ -1,0 +1,71 @@
+"""How to quantize: every option of a run, checked as far as one option alone can be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES
+from kbitq.choose.knapsack import Budget
+from kbitq.choose.selection import Selection, TensorRule
+from kbitq.errors import SelectionError
+from kbitq.format import K_MIN, SCALE_RULES
+
+FITTED = ("fit", "fit-shared")  # codebooks that are made from the weights
+DEVICES = "auto, cpu, cuda or GPUs such as cuda:0,cuda:1"
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How to quantize. ``codebook``: ``optimal``, ``nf``, ``fit``, ``fit-shared`` or a file; patterns and ``rules`` as
+    in ``kbitq.choose.selection``; sizes in bytes.
+
+    ``k`` may be None where rules or a ``budget`` choose it for every tensor. ``importance`` is a file
+    (``kbitq.choose.importance``); a budget's plan is complete once ``checkpoint.choose`` has measured the tensors.
+    ``on_nonfinite`` is ``error`` or ``keep`` (copy a tensor that has NaN or infinite values as it is). ``device`` is
+    ``auto``, ``cpu``, ``cuda`` (every GPU) or ``cuda:0,cuda:1``; the output does not depend on it. ``max_memory``
+    bounds what a run uses beyond the interpreter with torch. ``min_coverage`` is the least share of all parameters
+    (0..1) that must be quantized.
+    """
+
+    k: int | None = None
+    scale: str = "mse"
+    codebook: str = "optimal"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    keep_embeddings: bool = True
+    device: str = "auto"
+    max_shard_size: int = DEFAULT_SHARD_BYTES
+    on_nonfinite: str = "error"
+    force: bool = False
+    max_memory: int | None = None
+    min_coverage: float = 0.0
+    rules: tuple[TensorRule, ...] = ()
+    importance: str | Path | None = None
+    budget: Budget | None = None
+
+    def selection(self) -> Selection:
+        k = K_MIN if self.k is None else self.k
+        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules)
+
+
+def is_device(text: str) -> bool:
+    """Whether ``text`` is one of ``DEVICES``; that they are there is found out when they are used."""
+    return re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", text) is not None
+
+
+def check_options(options: QuantizeOptions) -> None:
+    for name, allowed in (
+        ("scale", SCALE_RULES),
+        ("on_nonfinite", ("error", "keep")),
+    ):
+        if getattr(options, name) not in allowed:
+            raise SelectionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(options, name)!r}")
+    if not is_device(options.device):
+        raise SelectionError(f"device must be {DEVICES}, not {options.device!r}")
+    if options.max_shard_size < 1:
+        raise SelectionError(f"max_shard_size must be positive, not {options.max_shard_size}")
+    if not 0 <= options.min_coverage <= 1:
+        raise SelectionError(f"min_coverage must be a share from 0 to 1, not {options.min_coverage}")

@@ -1,0 +1,97 @@
+"""``plan_quantize``: from a source and options to a plan, with all that can be refused early refused here.
+
+Nothing here reads tensor data or imports torch, so a plan is cheap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from kbitq.checkpoint.output.destination import check_destination, default_output, is_file_name
+from kbitq.checkpoint.plan.options import QuantizeOptions, check_options
+from kbitq.checkpoint.plan.plan import Plan, given_levels
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan, plan_tensor
+from kbitq.checkpoint.source.open import Checkpoint
+from kbitq.checkpoint.source.recognise import open_source
+from kbitq.checkpoint.source.side_files import REPORT_FILE
+from kbitq.checkpoint.source.storage import Storage
+from kbitq.choose.importance import Importance, load_importance
+from kbitq.errors import SelectionError
+from kbitq.format import element_count
+
+
+def plan_quantize(source: str | Path | Storage, out: str | Path | None, options: QuantizeOptions) -> Plan:
+    """Plan a run. Reads headers, index and config only.
+
+    Raises:
+        CheckpointError: the source cannot be used, or ``out`` does not fit it; OutputExistsError where ``out`` exists.
+        SelectionError: a pattern matches nothing, K is out of range, or nothing would be quantized.
+        CodebookError: the codebook file does not hold ``2^K`` levels.
+        ImportanceError: the importance file cannot be used.
+    """
+    check_options(options)
+    selection = options.selection()
+    checkpoint = open_source(source)
+    selection.check_patterns(checkpoint.tensors)
+    tensors = [plan_tensor(selection, t, options) for t in checkpoint.tensors.values()]
+    check_worthwhile(checkpoint.where, tensors, options)
+    _check_every_k(tensors, options)
+    target = Path(out) if out is not None else default_output(checkpoint.storage, _label(tensors, options))
+    check_destination(checkpoint, target, options.force, is_file=is_file_name(target), marker=REPORT_FILE)
+    importance = _importance(checkpoint, tensors, options)
+    plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance)
+    _ = plan.shards  # laid out now, so that a plan that cannot be written is refused before work starts
+    return plan
+
+
+def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:
+    """Raise SelectionError unless something says the K of every tensor to be quantized."""
+    if options.k is None and options.budget is None:
+        for tensor in tensors:
+            if tensor.quantized and not tensor.pinned:
+                raise SelectionError(f"nothing says the K of {tensor.name}", hint="--k N is for what no rule gives a K")
+
+
+def _label(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> str:
+    """What the default output's name says of a run."""
+    if options.budget is not None:
+        wanted = f"{options.budget.bpw:g}bpw" if options.budget.bpw is not None else f"{options.budget.size}bytes"
+        return f"kbitq-{wanted}"
+    ks = {t.k for t in tensors if t.k is not None}
+    return f"kbitq-k{options.k if options.k is not None else ''.join(map(str, sorted(ks)))}"
+
+
+def _importance(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> Importance | None:
+    """The importance of the columns; what has no entry is noted."""
+    if options.importance is None:
+        return None
+    importance = load_importance(options.importance)
+    chosen = [t for t in tensors if t.quantized]
+    missing = [t.name for t in chosen if importance.of(t.name, t.shape) is None]
+    if len(missing) == len(chosen):
+        raise SelectionError(f"{options.importance} has an entry for none of the {len(chosen)} tensors to be quantized")
+    if missing:
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        checkpoint.notes.append(f"no entry in {Path(options.importance).name}, so all columns count the same: {some}")
+    return importance
+
+
+def check_worthwhile(where: str, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:
+    """Raise SelectionError for a run that would only copy, or leave more unquantized than ``min_coverage`` allows."""
+    chosen = sum(element_count(t.shape) for t in tensors if t.quantized)
+    parameters = sum(element_count(t.shape) for t in tensors)
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        if not tensor.quantized:
+            weights[tensor.reason] += element_count(tensor.shape)
+    listed = ", ".join(f"kept: {reason} ({count:,} parameters)" for reason, count in weights.most_common(3))
+    hint = "--include 'PATTERN' adds tensors"
+    if not chosen:
+        raise SelectionError(f"{where}: no tensor would be quantized; {listed}", hint=hint)
+    if chosen < options.min_coverage * parameters:
+        raise SelectionError(
+            f"{where}: only {chosen / parameters:.1%} of the parameters would be quantized, less than the "
+            f"{options.min_coverage:.1%} asked for; {listed}",
+            hint=hint,
+        )

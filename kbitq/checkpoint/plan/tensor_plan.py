@@ -1,0 +1,66 @@
+"""The verdict on one tensor: what becomes of it, why, and its size before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kbitq.checkpoint.plan.options import QuantizeOptions
+from kbitq.checkpoint.source.open import SourceTensor
+from kbitq.choose.selection import Selection, TensorRule
+from kbitq.format import companion_entries
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """The verdict on one tensor (``quantized`` or ``kept``), its reason, and its bytes before and after.
+
+    ``pinned``: a rule set its K. ``scale`` and ``codebook`` (a name or a file) are how it is quantized.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    verdict: str
+    reason: str
+    k: int | None
+    bytes_in: int
+    bytes_out: int
+    bytes_plain: int
+    scale: str = "mse"
+    codebook: str = "optimal"
+    pinned: bool = False
+
+    @property
+    def quantized(self) -> bool:
+        return self.k is not None
+
+    def with_k(self, k: int) -> TensorPlan:
+        """The same tensor at another K."""
+        size = sum(e.nbytes for e in companion_entries(self.name, self.shape, k))
+        return replace(self, k=k, bytes_out=size)
+
+    def kept(self, reason: str) -> TensorPlan:
+        """The same tensor, copied byte for byte."""
+        return replace(self, verdict="kept", reason=reason, k=None, bytes_out=self.bytes_plain)
+
+
+def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOptions) -> TensorPlan:
+    verdict = selection.verdict(tensor.name, tensor.shape, tensor.dtype)
+    rule = verdict.rule or TensorRule("*")
+    size = tensor.plain_nbytes
+    if verdict.k is not None:
+        size = sum(e.nbytes for e in companion_entries(tensor.name, tensor.shape, verdict.k))
+    return TensorPlan(
+        tensor.name,
+        tensor.shape,
+        tensor.dtype,
+        verdict.word,
+        verdict.reason,
+        verdict.k,
+        tensor.nbytes,
+        size,
+        tensor.plain_nbytes,
+        rule.scale or options.scale,
+        rule.codebook or options.codebook,
+        rule.k is not None,
+    )

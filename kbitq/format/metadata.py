@@ -1,0 +1,168 @@
+"""What a file says of its tensors, and what config.json says of a folder (docs/format.md section 2)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kbitq.errors import FormatError
+from kbitq.format.dtypes import is_shape
+from kbitq.format.shapes import (
+    BLOCK,
+    K_MAX,
+    K_MIN,
+    module_name,
+    packed_shape,
+    shape_of_packed,
+)
+
+FORMAT_VERSION = 1
+QUANT_METHOD = "kbitq"
+SCALE_FORMAT = "e4m4"
+METADATA_KEY = "kbitq"  # of a shard's __metadata__
+CONFIG_FILE, CONFIG_KEY = "config.json", "quantization_config"
+STATISTIC_WIDTH = 16  # characters reserved for each statistic in a header
+
+
+@dataclass
+class TensorMeta:
+    """What a shard's metadata says of one quantized tensor. ``dtype`` in safetensors' spelling; ``sqnr_db`` in dB."""
+
+    k: int
+    shape: tuple[int, ...]
+    dtype: str
+    scale: str
+    codebook: str
+    sqnr_db: float | None = None
+    max_abs_err: float | None = None
+    importance: str | None = None  # SHA-256 of the importance file, where one was used
+
+
+@dataclass
+class ShardMeta:
+    """The ``kbitq`` entry of a shard's ``__metadata__``: quantized tensors, and why the others were kept."""
+
+    tensors: dict[str, TensorMeta] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self, *, reserve: bool = False) -> str:
+        """Compact JSON, tensors by name. ``reserve`` writes every statistic at its reserved width, for laying out."""
+        tensors = ",".join(f"{dump(n)}:{_tensor_json(self.tensors[n], reserve)}" for n in sorted(self.tensors))
+        kept = f',"kept":{dump(dict(sorted(self.kept.items())))}' if self.kept else ""
+        return f'{{"format_version":{FORMAT_VERSION},"tensors":{{{tensors}}}{kept}}}'
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _statistic(value: float | None, spec: str, reserve: bool) -> str:
+    if reserve:
+        return "0" * STATISTIC_WIDTH
+    return spec % value if value is not None and math.isfinite(value) else "null"
+
+
+def _tensor_json(meta: TensorMeta, reserve: bool) -> str:
+    fixed = {
+        "k": meta.k,
+        "shape": list(meta.shape),
+        "dtype": meta.dtype,
+        "scale": meta.scale,
+        "codebook": meta.codebook,
+    }
+    sqnr = _statistic(meta.sqnr_db, "%.4f", reserve)
+    error = _statistic(meta.max_abs_err, "%.6e", reserve)
+    importance = f',"importance":{dump(meta.importance)}' if meta.importance is not None else ""
+    return f'{dump(fixed)[:-1]},"sqnr_db":{sqnr},"max_abs_err":{error}{importance}}}'
+
+
+def parse_shard_meta(text: str, where: str) -> ShardMeta:
+    """Read the ``kbitq`` metadata of the file ``where``. Raises FormatError on a version or a shape of it not known."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: the kbitq metadata is not JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise FormatError(f"{where}: the kbitq metadata is not a JSON object")
+    check_version(raw, where)
+    tensors, kept = raw.get("tensors"), raw.get("kept", {})
+    if not isinstance(tensors, dict):
+        raise FormatError(f"{where}: the kbitq metadata has no object 'tensors'")
+    reasons = {n: r for n, r in kept.items() if isinstance(r, str)} if isinstance(kept, dict) else {}
+    return ShardMeta({name: _parse_tensor_meta(name, entry, where) for name, entry in tensors.items()}, reasons)
+
+
+def check_version(raw: Mapping[str, Any], where: str) -> None:
+    """Raise FormatError unless ``format_version`` is the one written here."""
+    version = raw.get("format_version")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise FormatError(
+            f"{where}: format_version {version!r} is not known to this kbitq (it reads {FORMAT_VERSION})",
+            hint="pip install --upgrade kbitq",
+        )
+
+
+def _parse_tensor_meta(name: str, raw: Any, where: str) -> TensorMeta:
+    if not isinstance(raw, dict) or not is_shape(raw.get("shape")) or not isinstance(raw.get("dtype"), str):
+        raise FormatError(f"{where}: tensor {name}: its kbitq metadata lacks a shape or a dtype")
+    k = raw.get("k")
+    if not isinstance(k, int) or isinstance(k, bool) or not K_MIN <= k <= K_MAX:
+        raise FormatError(f"{where}: tensor {name}: K = {k!r} is outside {K_MIN}..{K_MAX}")
+    meta = TensorMeta(k, tuple(raw["shape"]), raw["dtype"], "unknown", "unknown")
+    for key in ("scale", "codebook", "importance"):
+        if isinstance(raw.get(key), str):
+            setattr(meta, key, raw[key])
+    for key in ("sqnr_db", "max_abs_err"):
+        if isinstance(raw.get(key), float) and math.isfinite(raw[key]):
+            setattr(meta, key, raw[key])
+    return meta
+
+
+def build_quantization_config(tensors: Mapping[str, TensorMeta], not_converted: Iterable[str]) -> dict[str, Any]:
+    """``quantization_config`` of a folder's config.json, from all its quantized tensors and the modules left alone.
+
+    ``dtypes`` is written only where tensors differ from the common dtype, since metadata may be lost on re-saving.
+    """
+    common_k = most_common(meta.k for meta in tensors.values())
+    common_dtype = most_common(meta.dtype for meta in tensors.values())
+    ordered = sorted(tensors.items())
+    config: dict[str, Any] = {
+        "quant_method": QUANT_METHOD,
+        "format_version": FORMAT_VERSION,
+        "block_size": BLOCK,
+        "scale_format": SCALE_FORMAT,
+        "dtype": common_dtype,
+        "k": common_k,
+        "overrides": {module_name(n): {"k": m.k} for n, m in ordered if m.k != common_k},
+        "shapes": {
+            n: list(m.shape) for n, m in ordered if m.shape != shape_of_packed(n, m.k, packed_shape(n, m.shape, m.k))
+        },
+        "modules_to_not_convert": sorted(set(not_converted)),
+    }
+    if dtypes := {n: m.dtype for n, m in ordered if m.dtype != common_dtype}:
+        config["dtypes"] = dtypes
+    return config
+
+
+def most_common(values: Iterable[Any]) -> Any:
+    """The value that occurs most often; the smallest of those on a tie."""
+    counts = Counter(values)
+    return min(counts, key=lambda v: (-counts[v], v))
+
+
+def parse_quantization_config(raw: Any, where: str) -> dict[str, Any]:
+    """Check a ``quantization_config`` written by kbitq and return it. Raises FormatError."""
+    if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
+        raise FormatError(f"{where}: its quantization_config is not kbitq's")
+    check_version(raw, where)
+    for key, value in (("block_size", BLOCK), ("scale_format", SCALE_FORMAT)):
+        if raw.get(key, value) != value:
+            raise FormatError(f"{where}: {key} {raw[key]!r} is not known to this kbitq (it reads {value!r})")
+    shapes = raw.get("shapes", {})
+    if not isinstance(shapes, dict) or not all(is_shape(s) for s in shapes.values()):
+        raise FormatError(f"{where}: 'shapes' of its quantization_config is not a table of shapes")
+    return raw
