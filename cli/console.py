@@ -34,9 +34,9 @@ class Console:
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
 
-    def begin(self, *, wants_json: bool = False, quiet: bool = False, debug: bool = False) -> None:
+    def begin(self, *, json: bool = False, quiet: bool = False, debug: bool = False) -> None:
         """Take over the options of the command that runs."""
-        self.wants_json, self.quiet, self.debug = wants_json, quiet, debug
+        self.wants_json, self.quiet, self.debug = json, quiet, debug
         if quiet or not sys.stderr.isatty():
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the Hub's client reads it when it is imported
 

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import typer
 
-from kbitq.cli.commands import dequantize, env, eval, generate, inspect, plan, push, quantize, verify
+from kbitq.cli.commands import COMMANDS
 from kbitq.cli.console import console
 from kbitq.cli.errors import INTERRUPTED, Terminated, report, stop
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options.parsing import examples
+from kbitq.cli.options.printing import Version
 
 app = typer.Typer(
     name="kbitq",
     help="Quantize any safetensors checkpoint to 2..8 bits a weight: fast, exact, without calibration data.",
-    epilog=options.examples(
+    epilog=examples(
         "kbitq quantize model.safetensors --k 3",
         "kbitq inspect model-kbitq-k3.safetensors",
         "kbitq dequantize model-kbitq-k3.safetensors -o restored.safetensors",
@@ -26,23 +27,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = {
-    "quantize": quantize,
-    "plan": plan,
-    "inspect": inspect,
-    "verify": verify,
-    "dequantize": dequantize,
-    "push": push,
-    "eval": eval,
-    "generate": generate,
-    "env": env,
-}
-for _name, _module in _COMMANDS.items():
+for _name, _module in COMMANDS.items():
     app.command(_name, epilog=_module.EPILOG)(_module.command)
 
 
 @app.callback()
-def _root(version: options.Version = False) -> None:
+def _root(version: Version = False) -> None:
     pass
 
 

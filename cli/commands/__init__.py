@@ -1,1 +1,16 @@
-"""The commands, a file each."""
+"""The commands, a file each. Each file has ``command``, whose docstring is the help, and ``EPILOG``, the examples."""
+
+from kbitq.cli.commands import dequantize, env, eval, generate, inspect, plan, push, quantize, verify
+
+COMMANDS = {
+    "quantize": quantize,
+    "plan": plan,
+    "inspect": inspect,
+    "verify": verify,
+    "dequantize": dequantize,
+    "push": push,
+    "eval": eval,
+    "generate": generate,
+    "env": env,
+}
+"""Every command by the name that is typed, in the order of the help page."""

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options import arguments, output, parsing
+from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.signature import spread
 
-EPILOG = options.examples(
+EPILOG = parsing.examples(
     "kbitq dequantize model-kbitq-k3.safetensors -o restored.safetensors",
     "kbitq dequantize ./llama-k4 -o ./llama-restored --dtype bfloat16",
 )
 
 
+@spread
 def command(
-    path: options.Quantized,
-    output: options.RequiredOutput,
-    dtype: options.Dtype = None,
-    force: options.Force = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    path: arguments.Quantized,
+    output: output.RequiredOutput,
+    dtype: output.Dtype = None,
+    force: output.Force = False,
+    *,
+    talk: Printing,
 ) -> None:
     """Turn a quantized checkpoint back into an ordinary one that any tool loads.
 
     Names and shapes are those of the source, and so are the dtypes unless --dtype is given.
     """
-    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    console.begin(**vars(talk))
     from kbitq.checkpoint import dequantize_checkpoint
     from kbitq.cli import sources
     from kbitq.cli.views import summary

@@ -11,16 +11,16 @@ from typing import Any
 
 from kbitq import __version__
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options import parsing, printing
 from kbitq.errors import BuildError
 
-EPILOG = options.examples("kbitq env", "kbitq env --json")
+EPILOG = parsing.examples("kbitq env", "kbitq env --json")
 _PACKAGES = ("torch", "safetensors", "numpy", "huggingface_hub", "typer", "rich")
 
 
-def command(json: options.Json = False, debug: options.Debug = False) -> None:
+def command(json: printing.Json = False, debug: printing.Debug = False) -> None:
     """Show versions, the instruction set in use, whether CUDA is built in, and the devices: for a bug report."""
-    console.begin(wants_json=json, debug=debug)
+    console.begin(json=json, debug=debug)
     facts = gather()
     if json:
         console.object(facts)

@@ -7,39 +7,41 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options import arguments, parsing, running
+from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.signature import spread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kbitq.eval.perplexity import Evaluation
 
-EPILOG = options.examples(
+EPILOG = parsing.examples(
     "kbitq eval ./llama-k4 --text wiki.txt",
     "kbitq eval ./llama-k4 --text wiki.txt --against ./Llama-3.2-1B --windows 40",
     "kbitq eval ./llama-k4 --tokens ids.bin --json",
 )
 
 
+@spread
 def command(
-    model: options.Model,
-    text: options.TextFile = None,
-    tokens: options.TokenFile = None,
-    against: options.Reference = None,
-    window: options.Window = 512,
-    windows: options.Windows = None,
-    batch: options.Batch = 1,
-    device: options.Device = "auto",
-    dtype: options.ComputeDtype = "auto",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    model: arguments.Model,
+    text: running.TextFile = None,
+    tokens: running.TokenFile = None,
+    against: running.Reference = None,
+    window: running.Window = 512,
+    windows: running.Windows = None,
+    batch: running.Batch = 1,
+    device: running.Device = "auto",
+    dtype: running.ComputeDtype = "auto",
+    *,
+    talk: Printing,
 ) -> None:
     """Measure the perplexity of a causal language model; with --against, how far its predictions are from another's.
 
     The text is cut into windows from its start, and each is read on its own.
     """
-    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    console.begin(**vars(talk))
     if (text is None) == (tokens is None):
         raise typer.BadParameter("Give the text to measure on: --text FILE or --tokens FILE, one of them.")
     from kbitq.checkpoint import Progress

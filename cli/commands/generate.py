@@ -5,48 +5,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options import arguments, parsing, running
+from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.signature import spread
 
 if TYPE_CHECKING:
     from kbitq.eval.generation import Generation, Memory
 
-EPILOG = options.examples(
+EPILOG = parsing.examples(
     'kbitq generate ./llama-k4 "The capital of France is"',
     'kbitq generate ./llama-k4 "Once upon a time" --max-tokens 200 --temperature 0.8',
 )
 
 
+@spread
 def command(
-    model: options.Model,
-    prompt: options.Prompt,
-    max_tokens: options.MaxTokens = 100,
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.ComputeDtype = "auto",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    model: arguments.Model,
+    prompt: arguments.Prompt,
+    max_tokens: running.MaxTokens = 100,
+    temperature: running.Temperature = 0.0,
+    seed: running.Seed = 0,
+    device: running.Device = "auto",
+    dtype: running.ComputeDtype = "auto",
+    *,
+    talk: Printing,
 ) -> None:
     """Continue a prompt: the text goes to stdout as it comes, speed and memory to stderr."""
-    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    console.begin(**vars(talk))
     from kbitq.cli import sources
     from kbitq.eval.generation import generate, memory_of
     from kbitq.integrations.transformers.loading import load_model, load_tokenizer
 
     folder = sources.find(model).place
     speaker, tokenizer = load_model(folder, device=device, dtype=dtype), load_tokenizer(folder)
-    if not json:
+    if not talk.json:
         console.write(prompt)
     made = generate(
         speaker, tokenizer, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed,
-        on_text=None if json else console.write,
+        on_text=None if talk.json else console.write,
     )  # fmt: skip
-    if json:
+    if talk.json:
         console.object(_ledger(prompt, made, memory_of(speaker)))
         return
     console.write("\n")
-    if not quiet:
+    if not talk.quiet:
         console.note(_speed(made, memory_of(speaker)))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments as options
-from kbitq.cli.views import looks
+from kbitq.cli.options import arguments, looking, parsing
+from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.signature import spread
 
-EPILOG = options.examples(
+EPILOG = parsing.examples(
     "kbitq inspect model-kbitq-k3.safetensors --sort sqnr",
     "kbitq inspect model-kbitq-k3.safetensors --against model.safetensors",
     "kbitq inspect model.safetensors --k 2,3,4 --sample",
@@ -17,26 +18,26 @@ EPILOG = options.examples(
 )
 
 
+@spread
 def command(
-    path: options.Checkpoint,
-    against: options.Against = None,
-    k: options.Ks = "2,3,4,5",  # type: ignore[assignment]  # parsed by the option
-    sample: options.Sample = False,
-    sort: options.Sort = "name",
-    by: looks.By = "tensor",
-    worst: looks.Worst = None,
-    histograms: looks.Histograms = False,
-    diff: looks.Diff = None,
-    html: looks.Html = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    path: arguments.Checkpoint,
+    against: looking.Against = None,
+    k: looking.Ks = "2,3,4,5",  # type: ignore[assignment]  # parsed by the option
+    sample: looking.Sample = False,
+    sort: looking.Sort = "name",
+    by: looking.By = "tensor",
+    worst: looking.Worst = None,
+    histograms: looking.Histograms = False,
+    diff: looking.Diff = None,
+    html: looking.Html = None,
+    *,
+    talk: Printing,
 ) -> None:
     """Show every quantized tensor's size and error; of an ordinary checkpoint, what each K would give."""
-    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    console.begin(**vars(talk))
     from kbitq import checkpoint
     from kbitq.cli import sources
-    from kbitq.cli.views import inspection
+    from kbitq.cli.views import inspection, looks
 
     target, source = sources.find(path).place, against and sources.find(against).place
 

@@ -5,32 +5,34 @@ from __future__ import annotations
 import dataclasses
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options import arguments, hub, parsing
+from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.signature import spread
 
-EPILOG = options.examples(
+EPILOG = parsing.examples(
     "kbitq push ./llama-k4 me/llama-k4 --base-model meta-llama/Llama-3.2-1B",
     "kbitq push ./llama-k4 me/llama-k4 --private",
 )
 
 
+@spread
 def command(
-    path: options.LocalQuantized,
-    repository: options.Repository,
-    base_model: options.BaseModel = None,
-    private: options.Private = False,
-    pr: options.PullRequest = False,
-    revision: options.Revision = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    path: arguments.LocalQuantized,
+    repository: arguments.Repository,
+    base_model: hub.BaseModel = None,
+    private: hub.Private = False,
+    pr: hub.PullRequest = False,
+    revision: hub.Revision = None,
+    *,
+    talk: Printing,
 ) -> None:
     """Verify a quantized checkpoint and upload it to the Hub, with a model card made from it."""
-    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    console.begin(**vars(talk))
     from kbitq.cli import publish
 
     target = publish.target(repository, revision)
     pushed = publish.publish(path, target, base=base_model, private=private, pull_request=pr)
-    if json:
+    if talk.json:
         console.object(dataclasses.asdict(pushed))
     else:
         console.data(pushed.pull_request or pushed.url)

@@ -6,30 +6,32 @@ import typer
 
 from kbitq.cli.console import console
 from kbitq.cli.errors import FAILED
-from kbitq.cli.options import arguments as options
+from kbitq.cli.options import arguments, checking, parsing
+from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.signature import spread
 
-EPILOG = options.examples(
+EPILOG = parsing.examples(
     "kbitq verify ./llama-k4",
     "kbitq verify ./llama-k4 --source ./Llama-3.2-1B --full",
     "kbitq verify ./llama-k4 --repair-index",
 )
 
 
+@spread
 def command(
-    path: options.Quantized,
-    source: options.MadeFrom = None,
-    full: options.Full = False,
-    sample: options.SampleCount = None,
-    repair_index: options.RepairIndex = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    path: arguments.Quantized,
+    source: checking.MadeFrom = None,
+    full: checking.Full = False,
+    sample: checking.SampleCount = None,
+    repair_index: checking.RepairIndex = False,
+    *,
+    talk: Printing,
 ) -> None:
     """Check a quantized checkpoint: structure, values, checksums; with --source, quantize again and compare bytes.
 
     Exit code 1 and a line for each problem if there is one.
     """
-    console.begin(wants_json=json, quiet=quiet, debug=debug)
+    console.begin(**vars(talk))
     if source is None and (full or sample is not None):
         raise typer.BadParameter("--full and --sample say how much to compare with --source, which is missing.")
     if full and sample is not None:
@@ -44,10 +46,10 @@ def command(
     how = {"full": full} if sample is None else {"sample": sample}
     with console.progress("verifying") as progress:
         report = checkpoint.verify(target, original, progress=progress, **how)
-    if json:
+    if talk.json:
         console.object(report.to_json())
     else:
-        for line in () if quiet else report.checks:
+        for line in () if talk.quiet else report.checks:
             console.data(line)
         for problem in report.problems:
             console.data(f"problem: {problem}")
@@ -57,5 +59,5 @@ def command(
             f"{path} has {count} problem{'s' if count > 1 else ''}", "do not use it; make or download it again"
         )
         raise typer.Exit(FAILED)
-    if not json and not quiet:
+    if not talk.json and not talk.quiet:
         console.data(f"{path} is as it should be")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from kbitq.cli.console import console
 
@@ -17,43 +15,7 @@ if TYPE_CHECKING:
     from kbitq.report.usage import Usage
 
 Row = dict[str, Any]
-_LOOKS = "Ways to look at it"
 _WIDTH = 64  # characters of a histogram
-
-By = Annotated[
-    Literal["tensor", "layer", "role"],
-    typer.Option(rich_help_panel=_LOOKS, help="A line for each tensor, for each layer, or for each role over depth."),
-]
-Worst = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="N", rich_help_panel=_LOOKS, show_default=False, help="Only the N tensors of lowest SQNR."
-    ),
-]
-Histograms = Annotated[
-    bool,
-    typer.Option(
-        "--histograms", rich_help_panel=_LOOKS, help="Count scale bytes and levels in use (reads everything)."
-    ),
-]
-Diff = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="OTHER",
-        rich_help_panel=_LOOKS,
-        show_default=False,
-        help="Compare with another quantization of the source.",
-    ),
-]
-Html = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        rich_help_panel=_LOOKS,
-        show_default=False,
-        help="Write a page that shows it all (with --against also the weights).",
-    ),
-]
 
 
 def groups_table(groups: Sequence[Row], title: str) -> Table:

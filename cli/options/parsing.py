@@ -1,0 +1,104 @@
+"""From the words of the command line to values, and the completion of paths. Must stay cheap to import."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from kbitq.cli.views.text import parse_size
+from kbitq.format import K_MAX, K_MIN
+
+
+def examples(*lines: str) -> str:
+    """The examples at the foot of a help page."""
+    return "\n".join(["[bold]Examples[/bold]", *(f"  {line}" for line in lines)])
+
+
+def complete_path(incomplete: str) -> list[str]:
+    """Folders and .safetensors files. bash completes file names better by itself, so it is given nothing."""
+    if any(name.endswith("_COMPLETE") and value.endswith("_bash") for name, value in os.environ.items()):
+        return []
+    head, _, stem = incomplete.rpartition("/")
+    folder = Path(f"{head}/" if incomplete.startswith("/") or head else ".").expanduser()
+    prefix = f"{head}/" if "/" in incomplete else ""
+    found = []
+    try:
+        for entry in sorted(folder.iterdir()):
+            if not entry.name.startswith(stem) or (entry.name.startswith(".") and not stem.startswith(".")):
+                continue
+            if entry.is_dir():
+                found.append(f"{prefix}{entry.name}/")
+            elif entry.suffix == ".safetensors":
+                found.append(f"{prefix}{entry.name}")
+    except OSError:
+        return []
+    return found
+
+
+def size(text: str) -> int:
+    """'5GB' -> 5_000_000_000."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def share(text: str) -> float:
+    """'95%' or '0.95' -> 0.95."""
+    message = f"{text!r} is not a share; write it as 95% or 0.95."
+    found = _number(text.removesuffix("%"), float, message) / (100 if text.endswith("%") else 1)
+    if not 0 <= found <= 1:
+        raise typer.BadParameter(f"a share is from 0% to 100%, not {text}.")
+    return found
+
+
+def k(text: str) -> int:
+    """'3' -> 3."""
+    found = int(_number(text, int, f"{text!r} is not a whole number."))
+    if not K_MIN <= found <= K_MAX:
+        raise typer.BadParameter(f"K must be from {K_MIN} to {K_MAX}, not {found}.")
+    return found
+
+
+def ks(text: str) -> tuple[int, ...]:
+    """'2,3,4' -> (2, 3, 4): ascending, each once."""
+    return tuple(sorted({k(part.strip()) for part in text.split(",")}))
+
+
+def bits(text: str) -> float:
+    """'3.5' -> 3.5."""
+    found = _number(text, float, f"{text!r} is not a number of bits.")
+    if not 0 < found < math.inf:
+        raise typer.BadParameter(f"bits per weight must be above zero, not {text}.")
+    return found
+
+
+def factor(text: str) -> tuple[str, float]:
+    """'*.lm_head.*=4' -> ('*.lm_head.*', 4.0)."""
+    message = f"{text!r} is not understood; write it as PATTERN=2.5."
+    pattern, _, number = text.rpartition("=")
+    found = _number(number, float, message)
+    if not pattern or not 0 <= found < math.inf:
+        raise typer.BadParameter(message)
+    return pattern, found
+
+
+def devices(text: str) -> str:
+    """'cuda:0,cuda:1' as it is, if it is a list of devices."""
+    if text != "auto":
+        from kbitq.checkpoint.plan.options import DEVICES, is_device
+
+        if not is_device(text):
+            raise typer.BadParameter(f"{text!r} is not one of {DEVICES}.")
+    return text
+
+
+def _number(text: str, kind: Callable[[str], float], message: str) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise typer.BadParameter(message) from None

@@ -1,0 +1,122 @@
+"""What ``quantize`` and ``plan`` are asked to do: their one list of options, and what it comes to with a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kbitq.cli.options import arguments, budget, coding, hub, output, parsing, rules, selection
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint import Plan, QuantizeOptions
+    from kbitq.choose.knapsack import Budget
+    from kbitq.choose.recipe import Recipe
+
+_DEFAULTED = "DEFAULT"  # name of the source of a parameter that was not given
+_WISHES = ("k", "bpw", "size")
+_BUDGET = ("bpw", "size", "error", "weight", "tie", "sample")
+_LISTS = ("include", "exclude", "only")
+_AS_IT_IS = (
+    "k", "scale", "codebook", "importance", "device", "max_memory", "keep_embeddings", "on_nonfinite", "min_coverage",
+    "max_shard_size", "force",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options that say how to quantize. Their order is that of the help page."""
+
+    source: arguments.Source
+    k: coding.K = None
+    output: output.Output = None
+    scale: coding.Scale = "mse"
+    codebook: coding.Codebook = "optimal"
+    importance: coding.Importance = None
+    device: coding.Devices = "auto"
+    max_memory: coding.MaxMemory = None
+    include: selection.Include = None
+    exclude: selection.Exclude = None
+    only: selection.Only = None
+    on_nonfinite: selection.OnNonfinite = "error"
+    min_coverage: selection.MinCoverage = "0%"  # type: ignore[assignment]  # parsed by the option
+    keep_embeddings: selection.KeepEmbeddings = True
+    bpw: budget.Bpw = None
+    size: budget.Size = None
+    error: budget.Error = "relative"
+    weight: budget.Weight = None
+    tie: budget.Tie = None
+    sample: budget.Sample = False
+    rule: rules.Rule = None
+    recipe: rules.Recipe = None
+    write_recipe: rules.WriteRecipe = None
+    stream: hub.Stream = False
+    max_shard_size: output.MaxShardSize = "5GB"  # type: ignore[assignment]  # parsed by the option
+    force: output.Force = False
+
+
+def options_of(request: Request, context: typer.Context) -> QuantizeOptions:
+    """The options of a run. What the command line does not give, the recipe may; its rules come after those given."""
+    from kbitq.checkpoint import QuantizeOptions
+    from kbitq.choose.recipe import Recipe, load_recipe, parse_rule
+
+    recipe = load_recipe(request.recipe) if request.recipe is not None else Recipe()
+    given = _with_recipe(request, recipe, context)
+    wishes = [f"--{key}" for key in _WISHES if given[key] is not None]
+    if len(wishes) > 1:
+        raise typer.BadParameter(f"{' and '.join(wishes)} cannot go together.")
+    chosen = (*map(parse_rule, given["rule"] or ()), *recipe.rules)
+    if not wishes and not chosen:
+        raise typer.BadParameter("Missing option '--k' (or --bpw, --size, --rule or --recipe).")
+    _check_importance(recipe.importance, given["importance"])
+    plain: dict[str, Any] = {key: given[key] for key in _AS_IT_IS}
+    lists: dict[str, Any] = {key: tuple(given[key] or ()) for key in _LISTS}
+    return QuantizeOptions(**plain, **lists, rules=chosen, budget=_budget(given))
+
+
+def _with_recipe(request: Request, recipe: Recipe, context: typer.Context) -> dict[str, Any]:
+    """Every option by name, those that the command line does not give from the recipe."""
+    given = dict(vars(request))
+    for key, value in recipe.options.items():
+        source = context.get_parameter_source(key)
+        if key in given and source is not None and source.name == _DEFAULTED:
+            given[key] = value
+    return given
+
+
+def _budget(given: dict[str, Any]) -> Budget | None:
+    from kbitq.choose.knapsack import Budget
+
+    bpw, size, error, weight, tie, sample = (given[key] for key in _BUDGET)
+    if bpw is None and size is None:
+        return None
+    return Budget(bpw, size, error, tuple(map(parsing.factor, weight or ())), tuple(tie or ()), sample)
+
+
+def _check_importance(wanted: str | None, given: Path | None) -> None:
+    """A recipe made with an importance file needs that file for the same bytes."""
+    if wanted is None:
+        return
+    from kbitq.choose.importance import load_importance
+    from kbitq.errors import ImportanceError
+
+    if given is None or load_importance(given).sha256 != wanted:
+        raise ImportanceError(
+            f"the recipe was made with the importance file whose SHA-256 is {wanted}", hint="--importance FILE gives it"
+        )
+
+
+def finished(plan: Plan, write_recipe: Path | None) -> Plan:
+    """The plan with its budget spent, and its recipe written where that is asked for."""
+    from kbitq import checkpoint
+    from kbitq.cli.console import console
+
+    if plan.options.budget is not None:
+        with console.progress("measuring") as progress:
+            plan = checkpoint.choose(plan, progress)
+    if write_recipe is not None:
+        checkpoint.write_recipe(plan, write_recipe)
+        console.note(f"the recipe is in {write_recipe}")
+    return plan

@@ -1,0 +1,52 @@
+"""Running a model: ``eval`` and ``generate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from kbitq.cli.options import parsing
+
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="SOURCE",
+        autocompletion=parsing.complete_path,
+        show_default=False,
+        help="A model to compare the predictions with, usually the unquantized one.",
+    ),
+]
+TextFile = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", show_default=False, exists=True, dir_okay=False, help="A text in UTF-8."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokens",
+        metavar="FILE",
+        show_default=False,
+        exists=True,
+        dir_okay=False,
+        help="Token ids, little-endian uint16 or uint32.",
+    ),
+]
+Window = Annotated[int, typer.Option(metavar="N", min=2, help="Tokens read together.")]
+Windows = Annotated[
+    int | None, typer.Option(metavar="N", min=1, show_default="all", help="How many windows of the text to read.")
+]
+Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Windows read at once.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
+]
+ComputeDtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option("--dtype", help="To compute in. auto: that of the model's config."),
+]
+MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Stop after so many tokens.")]
+Temperature = Annotated[float, typer.Option(metavar="T", min=0.0, help="0: always the likeliest token.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Start of the random numbers; the same seed draws the same text.")]
