@@ -5,6 +5,8 @@
 #include <string>
 
 #include "bindings/bindings.h"
+#include "bindings/launch.h"
+#include "bindings/packed_args.h"
 #include "bindings/tensor_view.h"
 #include "ops/codec/dequantize.h"
 #include "ops/codec/quantize.h"
@@ -16,55 +18,13 @@ namespace {
 
 using Optional = std::optional<py::object>;
 
-// Runs the CPU or the CUDA version of an op outside the GIL.
-template <typename Args>
-void launch(void (*cpu)(const Args&, int), void (*cuda)(const Args&, int, void*), const Args& args, int device,
-            int threads, uintptr_t stream) {
-    if (threads < 1) throw py::value_error("threads: must be at least 1");
-    py::gil_scoped_release unlocked;
-    if (device == kCpu) {
-        cpu(args, threads);
-    } else {
-        cuda(args, device, reinterpret_cast<void*>(stream));
-    }
-}
-
-#if defined(KBITQ_HAS_CUDA)
-#define KBITQ_CUDA_OP(op) op
-#else
-template <typename Args>
-void no_cuda(const Args&, int, void*) {
-    throw std::runtime_error("this build of kbitq has no CUDA kernels (`kbitq env` says why)");
-}
-#define KBITQ_CUDA_OP(op) no_cuda
-#endif
-
-// The packed triple of a [rows, cols] matrix.
-struct Triple {
-    TensorView packed, absmax, codebook;
-    int k;
-    bool absmax_is_float;
-
-    Triple(py::handle packed_arg, py::handle absmax_arg, py::handle codebook_arg, const TensorView& matrix)
-        : packed("packed", packed_arg), absmax("absmax", absmax_arg), codebook("codebook", codebook_arg) {
-        const int64_t rows = matrix.size(0), nblk = blocks_per_row(matrix.size(1));
-        codebook.is(Element::f32).of_rank(1).on(matrix.device());
-        k = bits_of(codebook, 0);
-        packed.is(Element::i32).shaped({rows, nblk * k}).on(matrix.device());
-        absmax_is_float = absmax.element() == Element::f32;
-        if (!absmax_is_float) absmax.is(Element::u8);
-        absmax.shaped({rows, nblk}).on(matrix.device());
-    }
-};
-
 void scan(const py::object& w_arg, const py::object& amax_arg, const py::object& status_arg, int threads,
           uintptr_t stream) {
     TensorView w("w", w_arg), amax("amax", amax_arg), status("status", status_arg);
     w.is_floating();
     amax.is(Element::f32).shaped({1}).on(w.device());
     status.is(Element::i64).shaped({2}).on(w.device());
-    const ScanArgs args{w.data<void>(), static_cast<DType>(w.dtype_index()), w.count(), amax.data<float>(),
-                        status.data<int64_t>()};
+    const ScanArgs args{w.data<void>(), w.dtype(), w.count(), amax.data<float>(), status.data<int64_t>()};
     launch<ScanArgs>(scan_cpu, KBITQ_CUDA_OP(scan_cuda), args, w.device(), threads, stream);
 }
 
@@ -74,75 +34,61 @@ void quantize(const py::object& w_arg, const py::object& levels_arg, const Optio
     TensorView w("w", w_arg), levels("levels", levels_arg);
     w.is_floating().of_rank(2);
     levels.is(Element::f32).of_rank(1).on(w.device());
-    const Triple out(packed_arg, absmax_arg, codebook_arg ? *codebook_arg : levels_arg, w);
-    if (levels.size(0) != out.codebook.size(0)) throw py::value_error("codebook: its size is not that of levels");
+    TensorView packed("packed", packed_arg), absmax("absmax", absmax_arg),
+        codebook("codebook", codebook_arg ? *codebook_arg : levels_arg);
+    const PackedArgs out =
+        PackedArgs(w.size(0), w.size(1), w.device()).codebook(codebook, 1).planes(packed, absmax, true);
+    if (levels.size(0) != codebook.size(0)) throw py::value_error("codebook: its size is not that of levels");
     if (scale != "absmax" && scale != "mse")
         throw py::value_error("scale: must be 'absmax' or 'mse', got '" + scale + "'");
     if (amax_arg.has_value() != codebook_arg.has_value())
         throw py::value_error("codebook: goes with amax, and amax with it");
-    if (out.absmax_is_float && (scale != "absmax" || amax_arg)) {
+    QuantizeArgs args{};
+    args.packed = out.writable();
+    if (args.packed.float_scales && (scale != "absmax" || amax_arg)) {
         throw py::value_error("absmax: float32 maxima need scale='absmax' and no amax");
     }
-    QuantizeArgs args{};
     args.w = w.data<void>();
-    args.dtype = static_cast<DType>(w.dtype_index());
-    args.rows = w.size(0);
-    args.cols = w.size(1);
-    args.k = out.k;
+    args.dtype = w.dtype();
     args.rule = scale == "mse" ? ScaleRule::mse : ScaleRule::absmax;
     args.levels = levels.data<float>();
     if (amax_arg) {
         args.amax = TensorView("amax", *amax_arg).is(Element::f32).shaped({1}).on(w.device()).data<float>();
-        args.codebook = out.codebook.data<float>();
+    } else {
+        args.packed.codebook = nullptr;
     }
     if (importance_arg) {
         TensorView importance("importance", *importance_arg);
         importance.is(Element::f32).of_rank(2).on(w.device());
-        importance.shaped({importance.size(0), args.cols});
-        if (importance.size(0) < 1 || args.rows % importance.size(0))
+        importance.shaped({importance.size(0), w.size(1)});
+        if (importance.size(0) < 1 || w.size(0) % importance.size(0))
             throw py::value_error("importance: its rows must divide those of w");
         args.importance = importance.data<float>();
         args.importance_rows = importance.size(0);
     }
-    args.packed = out.packed.data<int32_t>();
-    args.absmax = out.absmax.data<void>();
-    args.absmax_is_float = out.absmax_is_float;
     launch<QuantizeArgs>(quantize_cpu, KBITQ_CUDA_OP(quantize_cuda), args, w.device(), threads, stream);
 }
 
 void dequantize(const py::object& packed_arg, const py::object& absmax_arg, const py::object& codebook_arg,
                 const py::object& out_arg, int threads, uintptr_t stream) {
-    TensorView out("out", out_arg);
+    TensorView packed("packed", packed_arg), absmax("absmax", absmax_arg), codebook("codebook", codebook_arg),
+        out("out", out_arg);
     out.is_floating().of_rank(2);
-    const Triple in(packed_arg, absmax_arg, codebook_arg, out);
-    const DequantizeArgs args{in.packed.data<int32_t>(),
-                              in.absmax.data<void>(),
-                              in.absmax_is_float,
-                              in.codebook.data<float>(),
-                              in.k,
-                              out.data<void>(),
-                              static_cast<DType>(out.dtype_index()),
-                              out.size(0),
-                              out.size(1)};
+    const PackedArgs in =
+        PackedArgs(out.size(0), out.size(1), out.device()).codebook(codebook, 1).planes(packed, absmax, true);
+    const DequantizeArgs args{in.matrix(), out.data<void>(), out.dtype()};
     launch<DequantizeArgs>(dequantize_cpu, KBITQ_CUDA_OP(dequantize_cuda), args, out.device(), threads, stream);
 }
 
 void stats(const py::object& w_arg, const py::object& packed_arg, const py::object& absmax_arg,
            const py::object& codebook_arg, const py::object& out_arg, int threads, uintptr_t stream) {
-    TensorView w("w", w_arg), out("out", out_arg);
+    TensorView w("w", w_arg), packed("packed", packed_arg), absmax("absmax", absmax_arg),
+        codebook("codebook", codebook_arg), out("out", out_arg);
     w.is_floating().of_rank(2);
     out.is(Element::f64).shaped({w.size(0), kStatsColumns}).on(w.device());
-    const Triple in(packed_arg, absmax_arg, codebook_arg, w);
-    const StatsArgs args{w.data<void>(),
-                         static_cast<DType>(w.dtype_index()),
-                         in.packed.data<int32_t>(),
-                         in.absmax.data<void>(),
-                         in.absmax_is_float,
-                         in.codebook.data<float>(),
-                         in.k,
-                         w.size(0),
-                         w.size(1),
-                         out.data<double>()};
+    const PackedArgs in =
+        PackedArgs(w.size(0), w.size(1), w.device()).codebook(codebook, 1).planes(packed, absmax, true);
+    const StatsArgs args{w.data<void>(), w.dtype(), in.matrix(), out.data<double>()};
     launch<StatsArgs>(stats_cpu, KBITQ_CUDA_OP(stats_cuda), args, w.device(), threads, stream);
 }
 

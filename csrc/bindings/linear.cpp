@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "bindings/launch.h"
+#include "bindings/packed_args.h"
 #include "bindings/tensor_view.h"
 #include "ops/linear/linear.h"
 
@@ -16,28 +18,18 @@ void linear(const py::object& x_arg, const py::object& packed_arg, const py::obj
     TensorView x("x", x_arg), packed("packed", packed_arg), absmax("absmax", absmax_arg),
         codebook("codebook", codebook_arg), y("out", out_arg);
     x.is_floating().of_rank(2).on(kCpu);
-    packed.is(Element::i32).of_rank(2).on(kCpu);
-    codebook.is(Element::f32).of_rank(2).on(kCpu);
+    packed.of_rank(2);
+    const PackedArgs weight = PackedArgs(packed.size(0), x.size(1), kCpu).codebook(codebook, 2).planes(packed, absmax);
     LinearArgs args{};
     args.x = x.data<void>();
-    args.dtype = static_cast<DType>(x.dtype_index());
+    args.dtype = x.dtype();
     args.batch = x.size(0);
-    args.in = x.size(1);
-    args.out = packed.size(0);
-    args.groups = codebook.size(0);
-    args.k = bits_of(codebook, 1);
-    if (args.groups < 1 || args.out % args.groups)
-        throw py::value_error("codebook: its groups must divide the rows of packed");
-    const int64_t nblk = blocks_per_row(args.in);
-    packed.shaped({args.out, nblk * args.k});
-    absmax.is(Element::u8).shaped({args.out, nblk}).on(kCpu);
-    y.is(x.element()).shaped({args.batch, args.out}).on(kCpu);
-    if (bias_arg) args.bias = TensorView("bias", *bias_arg).is(x.element()).shaped({args.out}).on(kCpu).data<void>();
-    args.packed = packed.data<int32_t>();
-    args.absmax = absmax.data<uint8_t>();
-    args.codebook = codebook.data<float>();
+    args.weight = weight.matrix();
+    y.is(x.element()).shaped({x.size(0), packed.size(0)}).on(kCpu);
     args.y = y.data<void>();
-    if (threads < 1) throw py::value_error("threads: must be at least 1");
+    if (bias_arg)
+        args.bias = TensorView("bias", *bias_arg).is(x.element()).shaped({packed.size(0)}).on(kCpu).data<void>();
+    check_threads(threads);
     py::gil_scoped_release unlocked;
     linear_cpu(args, threads);
 }

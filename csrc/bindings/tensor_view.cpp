@@ -126,25 +126,17 @@ TensorView& TensorView::on(int device) {
     return *this;
 }
 
-int TensorView::dtype_index() const {
+DType TensorView::dtype() const {
     static_assert(static_cast<int>(Element::f32) == static_cast<int>(DType::f32) &&
                   static_cast<int>(Element::bf16) == static_cast<int>(DType::bf16) &&
                   static_cast<int>(Element::f16) == static_cast<int>(DType::f16));
-    return static_cast<int>(element_);
+    return static_cast<DType>(element_);
 }
 
 int64_t TensorView::count() const {
     int64_t n = 1;
     for (size_t d = 0; d < rank_; ++d) n *= shape_[d];
     return n;
-}
-
-int bits_of(const TensorView& codebook, size_t d) {
-    for (int k = kMinBits; k <= kMaxBits; ++k) {
-        if (codebook.size(d) == (int64_t{1} << k)) return k;
-    }
-    throw py::value_error("codebook: has " + std::to_string(codebook.size(d)) +
-                          " levels, needs 2^K with K from 2 to 8");
 }
 
 void TensorView::fail(const std::string& what) const { throw py::value_error(std::string(name_) + ": " + what); }

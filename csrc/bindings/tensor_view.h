@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "format/block.h"
+
 namespace kbitq {
 
 namespace py = pybind11;
@@ -32,7 +34,7 @@ class TensorView {
         return reinterpret_cast<T*>(pointer_);
     }
     Element element() const { return element_; }
-    int dtype_index() const;  // of a floating tensor: kbitq::DType as int
+    DType dtype() const;  // of a floating tensor
     int device() const { return device_; }
     int64_t size(size_t d) const { return shape_[d]; }
     size_t rank() const { return rank_; }
@@ -49,8 +51,5 @@ class TensorView {
     Element element_ = Element::other;
     int device_ = kCpu;
 };
-
-// K of a codebook argument with 2^K levels along dimension d.
-int bits_of(const TensorView& codebook, size_t d);
 
 }  // namespace kbitq

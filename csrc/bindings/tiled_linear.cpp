@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/launch.h"
+#include "bindings/packed_args.h"
 #include "bindings/tensor_view.h"
 #include "format/tile_order.h"
 #include "ops/codec/repack.h"
@@ -17,59 +19,37 @@ namespace {
 
 using Optional = std::optional<py::object>;
 
-#if defined(KBITQ_HAS_CUDA)
-#define KBITQ_CUDA_CALL(call) call
-#else
-#define KBITQ_CUDA_CALL(call) throw std::runtime_error("this build of kbitq has no CUDA kernels (`kbitq env` says why)")
-#endif
-
 py::tuple tile_shape(int64_t rows, int64_t cols, int k) {
     if (k < kMinBits || k > kTileMaxBits) throw py::value_error("k: tiles have 2 to 5 bits, got " + std::to_string(k));
     return py::make_tuple(row_tiles(rows), tile_chunks(cols), tile_words(k));
-}
-
-// K of tiles, from the words of a record.
-int tile_bits(const TensorView& tiles) {
-    for (int k = kMinBits; k <= kTileMaxBits; ++k) {
-        if (tiles.size(2) == tile_words(k)) return k;
-    }
-    throw py::value_error("tiles: records of " + std::to_string(tiles.size(2)) + " words belong to no K from 2 to 5");
 }
 
 void repack(const py::object& packed_arg, const py::object& absmax_arg, const py::object& tiles_arg, int64_t cols,
             bool inverse, int threads, uintptr_t stream) {
     TensorView packed("packed", packed_arg), absmax("absmax", absmax_arg), tiles("tiles", tiles_arg);
     packed.is(Element::i32).of_rank(2);
-    const int64_t rows = packed.size(0), nblk = blocks_per_row(cols);
     tiles.is(Element::i32).of_rank(3).on(packed.device());
-    const int k = tile_bits(tiles);
-    tiles.shaped({row_tiles(rows), tile_chunks(cols), tile_words(k)});
-    packed.shaped({rows, nblk * k});
-    absmax.is(Element::u8).shaped({rows, nblk}).on(packed.device());
-    if (threads < 1) throw py::value_error("threads: must be at least 1");
-    const RepackArgs args{
-        packed.data<int32_t>(), absmax.data<uint8_t>(), tiles.data<uint32_t>(), rows, cols, k, inverse};
-    py::gil_scoped_release unlocked;
-    if (packed.device() == kCpu) return repack_cpu(args, threads);
-    KBITQ_CUDA_CALL(repack_cuda(args, packed.device(), reinterpret_cast<void*>(stream)));
+    PackedArgs planes(packed.size(0), cols, packed.device()), records = planes;
+    planes.bits(tile_bits(tiles)).planes(packed, absmax);
+    records.bits(planes.writable().k).tiles(tiles);
+    const RepackArgs args{planes.writable(), records.writable().words, inverse};
+    launch<RepackArgs>(repack_cpu, KBITQ_CUDA_OP(repack_cuda), args, packed.device(), threads, stream);
 }
 
-// The arguments that every matmul on tiles has; rows: of W.
-TileMatmulArgs matmul_args(const TensorView& x, const TensorView& tiles, const TensorView& codebook,
-                           const TensorView& workspace, const TensorView& counters, int64_t rows) {
-    TileMatmulArgs args{};
-    args.x = x.data<void>();
-    args.dtype = static_cast<DType>(x.dtype_index());
-    args.tiles = tiles.data<uint32_t>();
-    args.codebook = codebook.data<float>();
-    args.m = x.size(0);
-    args.rows = rows;
-    args.cols = x.size(1);
-    args.groups = codebook.size(0);
-    args.k = bits_of(codebook, 1);
-    args.workspace = workspace.data<float>();
-    args.counters = counters.data<uint32_t>();
-    return args;
+// The rows of x of each expert; one expert without offsets.
+ExpertArgs experts_of(const Optional& offsets_arg, int device) {
+    if (!offsets_arg) return {nullptr, 1};
+    TensorView offsets("offsets", *offsets_arg);
+    offsets.is(Element::i32).of_rank(1).on(device);
+    if (offsets.size(0) < 2) throw py::value_error("offsets: needs one entry more than there are experts");
+    return {offsets.data<int32_t>(), offsets.size(0) - 1};
+}
+
+void check_groups(const PackedMatrix& weight, int64_t experts) {
+    if (weight.groups % experts || (weight.groups > 1 && weight.rows / weight.groups % kTileRows)) {
+        throw py::value_error(
+            "codebook: its groups must be of equal size, whole row tiles of 16, and a multiple of the experts");
+    }
 }
 
 void linear_tiles(const py::object& x_arg, const py::object& tiles_arg, const py::object& codebook_arg,
@@ -82,64 +62,50 @@ void linear_tiles(const py::object& x_arg, const py::object& tiles_arg, const py
     const int device = x.device();
     if (device == kCpu) throw py::value_error("x: is on the CPU; tiles are for CUDA (planes serve the CPU)");
     if (x.element() == Element::f32) throw py::value_error("x: must be bfloat16 or float16, got float32");
-    codebook.is(Element::f32).of_rank(2).on(device);
     workspace.is(Element::u8).of_rank(1).on(device);
     counters.is(Element::i32).shaped({kMatmulCounters}).on(device);
-    out.is(x.element()).of_rank(2).on(device);
-    ExpertArgs experts{nullptr, 1};
-    if (offsets_arg) {
-        TensorView offsets("offsets", *offsets_arg);
-        offsets.is(Element::i32).of_rank(1).on(device);
-        experts = {offsets.data<int32_t>(), offsets.size(0) - 1};
-        if (experts.experts < 1) throw py::value_error("offsets: needs one entry more than there are experts");
-    }
-    TileMatmulArgs args = matmul_args(x, tiles, codebook, workspace, counters, out.size(1) * experts.experts);
-    args.y = out.data<void>();
-    out.shaped({args.m, args.rows / experts.experts});
-    if (args.groups < 1 || args.groups % experts.experts || args.rows % args.groups ||
-        (args.groups > 1 && args.rows / args.groups % kTileRows)) {
-        throw py::value_error(
-            "codebook: its groups must be of equal size, whole row tiles of 16, and a multiple of the experts");
-    }
-    if (args.k > kTileMaxBits) throw py::value_error("codebook: tiles have 2 to 5 bits, got " + std::to_string(args.k));
-    tiles.is(Element::i32).shaped({row_tiles(args.rows), tile_chunks(args.cols), tile_words(args.k)}).on(device);
+    out.is(x.element()).of_rank(2).shaped({x.size(0), out.size(1)}).on(device);
+    const ExpertArgs experts = experts_of(offsets_arg, device);
+    const int64_t rows = out.size(1) * experts.experts, cols = x.size(1);
+    const PackedMatrix weight = PackedArgs(rows, cols, device).codebook(codebook, 2).tiles(tiles).matrix();
+    check_groups(weight, experts.experts);
+    TileMatmulArgs args{x.data<void>(),
+                        x.dtype(),
+                        x.size(0),
+                        weight,
+                        nullptr,
+                        out.data<void>(),
+                        workspace.data<float>(),
+                        counters.data<uint32_t>(),
+                        nullptr};
     if (bias_arg)
         args.bias = TensorView("bias", *bias_arg).is(x.element()).shaped({out.size(1)}).on(device).data<void>();
     if (staging_arg)
         args.staging = TensorView("staging", *staging_arg).is(Element::u8).of_rank(1).on(device).data<void>();
-    if (args.m == 0 || args.rows == 0) return;
+    if (args.m == 0 || rows == 0) return;
     KBITQ_CUDA_CALL({
         if (workspace.size(0) < matmul_workspace_bytes(device))
             throw py::value_error("workspace: too small for this device");
-        if (staging_arg &&
-            TensorView("staging", *staging_arg).size(0) < wide_staging_bytes(args.m, args.rows, args.cols, device))
+        if (staging_arg && TensorView("staging", *staging_arg).size(0) < wide_staging_bytes(args.m, rows, cols, device))
             throw py::value_error("staging: too small for these rows of x");
         py::gil_scoped_release unlocked;
         void* const on = reinterpret_cast<void*>(stream);
         if (offsets_arg) return grouped_gemm_cuda(args, experts, device, on);
         matmul_cuda(args, device, on);
     });
+    (void)stream;
 }
 
 void decode_tiles(const py::object& tiles_arg, const py::object& codebook_arg, const py::object& out_arg,
                   uintptr_t stream) {
     TensorView tiles("tiles", tiles_arg), codebook("codebook", codebook_arg), out("out", out_arg);
     out.is_floating().of_rank(2);
-    codebook.is(Element::f32).of_rank(1).on(out.device());
-    const int k = bits_of(codebook, 0);
-    const int64_t rows = out.size(0), cols = out.size(1);
-    if (k > kTileMaxBits) throw py::value_error("codebook: tiles have 2 to 5 bits, got " + std::to_string(k));
-    tiles.is(Element::i32).shaped({row_tiles(rows), tile_chunks(cols), tile_words(k)}).on(out.device());
-    if (out.device() == kCpu) throw py::value_error("out: is on the CPU; tiles are for CUDA (planes serve the CPU)");
-    const DecodeTilesArgs args{tiles.data<uint32_t>(),
-                               codebook.data<float>(),
-                               k,
-                               out.data<void>(),
-                               static_cast<DType>(out.dtype_index()),
-                               rows,
-                               cols};
+    const int device = out.device();
+    const PackedArgs in = PackedArgs(out.size(0), out.size(1), device).codebook(codebook, 1).tiles(tiles);
+    if (device == kCpu) throw py::value_error("out: is on the CPU; tiles are for CUDA (planes serve the CPU)");
+    const DecodeTilesArgs args{in.matrix(), out.data<void>(), out.dtype()};
     py::gil_scoped_release unlocked;
-    KBITQ_CUDA_CALL(decode_tiles_cuda(args, out.device(), reinterpret_cast<void*>(stream)));
+    KBITQ_CUDA_CALL(decode_tiles_cuda(args, device, reinterpret_cast<void*>(stream)));
     (void)args, (void)stream;
 }
 

@@ -69,14 +69,14 @@ struct Levels {
 
 // W' of a block: K plane words to indices, indices to levels, times the scale.
 template <int K>
-inline void decode_block(F (&w)[kVectors], const int32_t* words, const Levels<K>& levels, float s) {
+inline void decode_block(F (&w)[kVectors], const uint32_t* words, const Levels<K>& levels, float s) {
     I index[kVectors];
     unpack<K>(index, words);
     for (int q = 0; q < kVectors; ++q) w[q] = mul(lookup<(1 << K)>(levels.value, index[q]), splat(s));
 }
 
-inline float block_scale(const void* absmax, bool is_float, const float* scales, int64_t block) {
-    return is_float ? static_cast<const float*>(absmax)[block] : scales[static_cast<const uint8_t*>(absmax)[block]];
+inline float block_scale(const PackedMatrix& m, const float* scales, int64_t block) {
+    return m.float_scales ? m.float_scales[block] : scales[m.scales[block]];
 }
 
 }  // namespace

@@ -46,13 +46,13 @@ inline I or_where(I index, M m, int bit) {
 
 // The 32 indices of a block as bytes, element i in byte i: each plane's word is spread to bytes, its bit tested there.
 template <int K>
-inline I unpack_bytes(const int32_t* words) {
+inline I unpack_bytes(const uint32_t* words) {
     const I own_byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3,
                                         3, 3, 3, 3, 3);
     const I own_bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
     I bytes = _mm256_setzero_si256();
     for (int j = 0; j < K; ++j) {
-        const I spread = _mm256_shuffle_epi8(_mm256_set1_epi32(words[j]), own_byte);
+        const I spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(words[j])), own_byte);
         const I set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, own_bit), own_bit);
         bytes = _mm256_or_si256(bytes, _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(1 << j))));
     }
@@ -61,7 +61,7 @@ inline I unpack_bytes(const int32_t* words) {
 
 // Indices of a block from its K plane words, in order: lane i of vector v is element 8v + i.
 template <int K>
-inline void unpack(I (&index)[kVectors], const int32_t* words) {
+inline void unpack(I (&index)[kVectors], const uint32_t* words) {
     const I bytes = unpack_bytes<K>(words);
     const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
     index[0] = _mm256_cvtepu8_epi32(low);
@@ -73,7 +73,7 @@ inline void unpack(I (&index)[kVectors], const int32_t* words) {
 // The same, interleaved: lane i of vector v is element kVectors * i + v (cheaper; bits above the index are not cleared,
 // which `lookup` does not mind).
 template <int K>
-inline void unpack_interleaved(I (&index)[kVectors], const int32_t* words) {
+inline void unpack_interleaved(I (&index)[kVectors], const uint32_t* words) {
     index[0] = unpack_bytes<K>(words);
     for (int v = 1; v < kVectors; ++v) index[v] = _mm256_srli_epi32(index[0], 8 * v);
 }

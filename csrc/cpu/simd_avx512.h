@@ -48,21 +48,20 @@ inline I or_where(I index, M m, int bit) { return _mm512_mask_or_epi32(index, m,
 // Indices of a block from its K plane words, in order: lane i of vector v is element 16v + i. A plane is a mask as it
 // lies.
 template <int K>
-inline void unpack(I (&index)[kVectors], const int32_t* words) {
+inline void unpack(I (&index)[kVectors], const uint32_t* words) {
     for (int v = 0; v < kVectors; ++v) {
         index[v] = _mm512_setzero_si512();
-        for (int j = 0; j < K; ++j)
-            index[v] = or_where(index[v], static_cast<M>(static_cast<uint32_t>(words[j]) >> (kLanes * v)), 1 << j);
+        for (int j = 0; j < K; ++j) index[v] = or_where(index[v], static_cast<M>(words[j] >> (kLanes * v)), 1 << j);
     }
 }
 
 // The same, interleaved: lane i of vector v is element kVectors * i + v (cheaper; bits above the index are not cleared,
 // which `lookup` does not mind).
 template <int K>
-inline void unpack_interleaved(I (&index)[kVectors], const int32_t* words) {
+inline void unpack_interleaved(I (&index)[kVectors], const uint32_t* words) {
     I pairs = _mm512_setzero_si512();  // 32 indices of 16 bits
     for (int j = 0; j < K; ++j) {
-        const __mmask32 plane = static_cast<uint32_t>(words[j]);
+        const __mmask32 plane = words[j];
         pairs = j == 0 ? _mm512_maskz_set1_epi16(plane, 1)
                        : _mm512_or_si512(pairs, _mm512_maskz_set1_epi16(plane, static_cast<short>(1 << j)));
     }

@@ -73,19 +73,19 @@ __device__ __forceinline__ void read_words(uint32_t (&w)[K], const uint32_t* p) 
 
 // The scale of a block, E4M4 or float32.
 template <bool kFloatScale>
-__device__ __forceinline__ float load_scale(const void* absmax, int64_t block) {
-    if constexpr (kFloatScale) return static_cast<const float*>(absmax)[block];
-    return decode_scale(static_cast<const uint8_t*>(absmax)[block]);
+__device__ __forceinline__ float load_scale(const PackedMatrix& packed, int64_t block) {
+    if constexpr (kFloatScale) return packed.float_scales[block];
+    return decode_scale(packed.scales[block]);
 }
 
 // Elements first .. first + 7 of a block as far as its row has them; `aligned`: eight may be stored at once.
 template <typename T>
 __device__ __forceinline__ void store_in_row(const DequantizeArgs& a, int64_t block, int first, bool aligned,
                                              const float (&v)[8]) {
-    const int64_t nblk = blocks_per_row(a.cols), row = block_row(block, nblk);
+    const int64_t nblk = blocks_per_row(a.packed.cols), row = block_row(block, nblk);
     const int64_t column = (block - row * nblk) * kBlock + first;
-    T* p = static_cast<T*>(a.out) + row * a.cols + column;
-    const int64_t left = a.cols - column;
+    T* p = static_cast<T*>(a.out) + row * a.packed.cols + column;
+    const int64_t left = a.packed.cols - column;
     if (aligned && left >= 8) return store_eight(p, v);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -109,13 +109,13 @@ template <int K, typename T, bool kFloatScale>
 __device__ __forceinline__ void decode_gapless(const DequantizeArgs& a, const LevelTable<K>& levels, uint4* staged,
                                                int64_t start) {
     const int lane = threadIdx.x & 31;
-    const auto* source = reinterpret_cast<const uint4*>(a.packed + start * K);
+    const auto* source = reinterpret_cast<const uint4*>(a.packed.words + start * K);
 #pragma unroll
     for (int c = 0; c < kWarpBlocks * K / 4; c += 32) {
         if (c + lane < kWarpBlocks * K / 4) __pipeline_memcpy_async(staged + c + lane, source + c + lane, 16);
     }
     __pipeline_commit();
-    const float scales = load_scale<kFloatScale>(a.absmax, start + lane);  // of block `lane`
+    const float scales = load_scale<kFloatScale>(a.packed, start + lane);  // of block `lane`
     __pipeline_wait_prior(0);
     __syncwarp();
 #pragma unroll
@@ -138,8 +138,8 @@ __device__ __forceinline__ void decode_by_row(const DequantizeArgs& a, const Lev
         uint32_t w[K];
         float v[8];
 #pragma unroll
-        for (int j = 0; j < K; ++j) w[j] = static_cast<uint32_t>(a.packed[there * K + j]);
-        decode_eight<K>(v, w, levels, load_scale<kFloatScale>(a.absmax, there));
+        for (int j = 0; j < K; ++j) w[j] = a.packed.words[there * K + j];
+        decode_eight<K>(v, w, levels, load_scale<kFloatScale>(a.packed, there));
         if (block < blocks) store_in_row<T>(a, block, (threadIdx.x & 3) * 8, aligned, v);
     }
 }
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
     using T = typename ElementOf<D>::type;
     __shared__ float shared_levels[LevelTable<K>::kInLanes ? 1 : 1 << K];
     __shared__ uint4 staged[kWarps][kWarpBlocks * K / 4];
-    const LevelTable<K> levels(a.codebook, shared_levels);
+    const LevelTable<K> levels(a.packed.codebook, shared_levels);
     const int64_t cta = int64_t{blockIdx.x} * kWarps * kWarpBlocks, start = cta + threadIdx.x / 32 * kWarpBlocks;
     if (cta + kWarps * kWarpBlocks <= gapless) {
         decode_gapless<K, T, kFloatScale>(a, levels, staged[threadIdx.x / 32], start);
@@ -163,22 +163,26 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void dequantize_cuda(const DequantizeArgs& a, int device, void* stream) {
-    const int64_t blocks = a.rows * blocks_per_row(a.cols);
+    const int64_t blocks = a.packed.rows * blocks_per_row(a.packed.cols);
     if (blocks == 0) return;
     const DeviceGuard guard(device);
-    const bool pointers = all_aligned16({a.packed, a.out});
-    const bool aligned = pointers && a.cols * dtype_size(a.dtype) % 16 == 0;
-    const int64_t gapless = !pointers ? 0 : a.cols % kBlock == 0 ? blocks : a.rows == 1 ? a.cols / kBlock : 0;
+    const bool pointers = all_aligned16({a.packed.words, a.out});
+    const bool aligned = pointers && a.packed.cols * dtype_size(a.dtype) % 16 == 0;
+    const int64_t gapless = !pointers                     ? 0
+                            : a.packed.cols % kBlock == 0 ? blocks
+                            : a.packed.rows == 1          ? a.packed.cols / kBlock
+                                                          : 0;
     const auto grid = static_cast<unsigned>(divide_up(blocks, kWarps * kWarpBlocks));
     const auto on = static_cast<cudaStream_t>(stream);
-    with_bits(a.k, [&](auto bits) {
+    with_bits(a.packed.k, [&](auto bits) {
         with_dtype(a.dtype, [&](auto dtype) {
             const auto kernel =
-                a.absmax_is_float ? dequantize_kernel<bits, dtype, true> : dequantize_kernel<bits, dtype, false>;
+                a.packed.float_scales ? dequantize_kernel<bits, dtype, true> : dequantize_kernel<bits, dtype, false>;
             kernel<<<grid, kThreads, 0, on>>>(a, blocks, gapless, aligned);
         });
     });
-    check_cuda(cudaGetLastError(), "dequantize", matrix_shape(a.rows, a.cols) + " at K=" + std::to_string(a.k));
+    check_cuda(cudaGetLastError(), "dequantize",
+               matrix_shape(a.packed.rows, a.packed.cols) + " at K=" + std::to_string(a.packed.k));
 }
 
 }  // namespace kbitq

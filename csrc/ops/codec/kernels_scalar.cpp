@@ -37,10 +37,11 @@ Block read_block(const QuantizeArgs& a, const QuantizeTables& t, const BlockAt& 
     Block b{};
     b.length = at.length;
     const float* importance = nullptr;
-    if (a.importance) importance = a.importance + at.row / (a.rows / a.importance_rows) * a.cols + at.column;
+    if (a.importance)
+        importance = a.importance + at.row / (a.packed.rows / a.importance_rows) * a.packed.cols + at.column;
     bool any = false;
     for (int i = 0; i < at.length; ++i) {
-        b.v[i] = read_element(a.w, a.dtype, at.row * a.cols + at.column + i) * t.to_blocks;
+        b.v[i] = read_element(a.w, a.dtype, at.row * a.packed.cols + at.column + i) * t.to_blocks;
         b.most = std::fmax(b.most, std::fabs(b.v[i]));
         b.weight[i] = importance ? importance[i] : 1.0f;
         any = any || b.weight[i] != 0.0f;
@@ -52,7 +53,7 @@ Block read_block(const QuantizeArgs& a, const QuantizeTables& t, const BlockAt& 
 float error_of(const QuantizeArgs& a, const QuantizeTables& t, const Block& b, float s) {
     float e[kBlock] = {};
     for (int i = 0; i < b.length; ++i) {
-        const float d = b.v[i] - t.levels[nearest(t, a.k, b.v[i], s)] * s;
+        const float d = b.v[i] - t.levels[nearest(t, a.packed.k, b.v[i], s)] * s;
         e[i] = (d * d) * b.weight[i];
     }
     return tree_sum(e);
@@ -66,7 +67,7 @@ int choose_byte(const QuantizeArgs& a, const QuantizeTables& t, const Block& b) 
     if (a.rule == ScaleRule::absmax) return clip_byte(base, t.top);
     int best = 0;
     float least = INFINITY;
-    for (int d = first_candidate(a.k); d <= kLastCandidate; d += candidate_step(a.k)) {
+    for (int d = first_candidate(a.packed.k); d <= kLastCandidate; d += candidate_step(a.packed.k)) {
         const int byte = clip_byte(base + d, t.top);  // ascending: a strict < keeps the smallest byte on a tie
         const float error = error_of(a, t, b, decode_e4m4(byte));
         if (error < least) {
@@ -79,57 +80,56 @@ int choose_byte(const QuantizeArgs& a, const QuantizeTables& t, const Block& b) 
 
 void quantize_scalar(const QuantizeArgs& a, const QuantizeTables& t, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-        const Block b = read_block(a, t, block_at(block, a.cols));
+        const Block b = read_block(a, t, block_at(block, a.packed.cols));
         float s = b.most;
-        if (a.absmax_is_float) {
-            static_cast<float*>(a.absmax)[block] = b.most;
+        if (a.packed.float_scales) {
+            a.packed.float_scales[block] = b.most;
         } else {
             const int byte = choose_byte(a, t, b);
-            static_cast<uint8_t*>(a.absmax)[block] = static_cast<uint8_t>(byte);
+            a.packed.scales[block] = static_cast<uint8_t>(byte);
             s = decode_e4m4(byte);
         }
         uint32_t plane[kMaxBits] = {};
         for (int i = 0; i < kBlock; ++i) {
-            const int index = i < b.length ? nearest(t, a.k, b.v[i], s) : t.zero;
-            for (int j = 0; j < a.k; ++j) plane[j] |= static_cast<uint32_t>((index >> j) & 1) << i;
+            const int index = i < b.length ? nearest(t, a.packed.k, b.v[i], s) : t.zero;
+            for (int j = 0; j < a.packed.k; ++j) plane[j] |= static_cast<uint32_t>((index >> j) & 1) << i;
         }
-        for (int j = 0; j < a.k; ++j) a.packed[block * a.k + j] = static_cast<int32_t>(plane[j]);
+        for (int j = 0; j < a.packed.k; ++j) a.packed.words[block * a.packed.k + j] = plane[j];
     }
 }
 
 // W' of one block: what the decode rule gives, in float32.
 template <typename Args>
 void decode_block(const Args& a, int64_t block, float (&w)[kBlock]) {
-    const float s = a.absmax_is_float ? static_cast<const float*>(a.absmax)[block]
-                                      : decode_e4m4(static_cast<const uint8_t*>(a.absmax)[block]);
+    const float s = a.packed.float_scales ? a.packed.float_scales[block] : decode_e4m4(a.packed.scales[block]);
     for (int i = 0; i < kBlock; ++i) {
         int index = 0;
-        for (int j = 0; j < a.k; ++j)
-            index |= static_cast<int>(static_cast<uint32_t>(a.packed[block * a.k + j]) >> i & 1u) << j;
-        w[i] = a.codebook[index] * s;
+        for (int j = 0; j < a.packed.k; ++j)
+            index |= static_cast<int>(a.packed.words[block * a.packed.k + j] >> i & 1u) << j;
+        w[i] = a.packed.codebook[index] * s;
     }
 }
 
 void dequantize_scalar(const DequantizeArgs& a, int64_t begin, int64_t end) {
     float w[kBlock];
     for (int64_t block = begin; block < end; ++block) {
-        const BlockAt at = block_at(block, a.cols);
+        const BlockAt at = block_at(block, a.packed.cols);
         decode_block(a, block, w);
-        for (int i = 0; i < at.length; ++i) write_element(a.out, a.dtype, at.row * a.cols + at.column + i, w[i]);
+        for (int i = 0; i < at.length; ++i) write_element(a.out, a.dtype, at.row * a.packed.cols + at.column + i, w[i]);
     }
 }
 
 void stats_scalar(const StatsArgs& a, int64_t begin, int64_t end) {
-    const int64_t nblk = blocks_per_row(a.cols);
+    const int64_t nblk = blocks_per_row(a.packed.cols);
     for (int64_t row = begin; row < end; ++row) {
         double signal = 0, noise = 0, worst = 0;
         for (int64_t b = 0; b < nblk; ++b) {
-            const BlockAt at = block_at(row * nblk + b, a.cols);
+            const BlockAt at = block_at(row * nblk + b, a.packed.cols);
             float decoded[kBlock];
             decode_block(a, row * nblk + b, decoded);
             double ww[kBlock] = {}, ee[kBlock] = {};
             for (int i = 0; i < at.length; ++i) {
-                const double w = read_element(a.w, a.dtype, row * a.cols + at.column + i);
+                const double w = read_element(a.w, a.dtype, row * a.packed.cols + at.column + i);
                 const double e = w - static_cast<double>(decoded[i]);
                 ww[i] = w * w;
                 ee[i] = e * e;

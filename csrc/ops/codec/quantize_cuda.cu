@@ -81,13 +81,14 @@ struct Place {
 
 __device__ __forceinline__ Place place_of(const QuantizeArgs& a, int64_t block, int64_t blocks) {
     if (block >= blocks) return {0, 0, 0};
-    const int64_t nblk = blocks_per_row(a.cols), row = block_row(block, nblk), column = (block - row * nblk) * kBlock;
-    return {row, column, static_cast<int>(min(a.cols - column, int64_t{kBlock}))};
+    const int64_t nblk = blocks_per_row(a.packed.cols), row = block_row(block, nblk),
+                  column = (block - row * nblk) * kBlock;
+    return {row, column, static_cast<int>(min(a.packed.cols - column, int64_t{kBlock}))};
 }
 
 // One element at a time, zeros past the end.
 __device__ __forceinline__ void gather_block(float (&v)[kBlock], const QuantizeArgs& a, const Place& at) {
-    const int64_t first = at.row * a.cols + at.column;
+    const int64_t first = at.row * a.packed.cols + at.column;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) v[i] = i < at.length ? load_element(a.w, a.dtype, first + i) : 0.0f;
 }
@@ -95,7 +96,9 @@ __device__ __forceinline__ void gather_block(float (&v)[kBlock], const QuantizeA
 // The error weights: importance, or ones where it is absent or all zero; zeros past the end.
 __device__ __forceinline__ void load_weights(float (&weight)[kBlock], const QuantizeArgs& a, const Place& at,
                                              bool whole) {
-    const float* p = a.importance ? a.importance + at.row / (a.rows / a.importance_rows) * a.cols + at.column : nullptr;
+    const float* p = a.importance
+                         ? a.importance + at.row / (a.packed.rows / a.importance_rows) * a.packed.cols + at.column
+                         : nullptr;
     bool any = false;
     if (p && whole) {
 #pragma unroll
@@ -187,7 +190,8 @@ __device__ __forceinline__ void block_planes(uint32_t (&plane)[K], const SearchT
 
 // A full strip's words, staged in the strip's buffer and written 16 bytes a lane.
 template <int K>
-__device__ __forceinline__ void store_strip(int32_t* packed, int64_t strip, const uint32_t (&plane)[K], uint4* buffer) {
+__device__ __forceinline__ void store_strip(uint32_t* packed, int64_t strip, const uint32_t (&plane)[K],
+                                            uint4* buffer) {
     const int lane = threadIdx.x & 31;
     uint32_t* words = reinterpret_cast<uint32_t*>(buffer);
     __syncwarp();  // every lane has read its block
@@ -238,20 +242,20 @@ __global__ void __launch_bounds__(kThreads, kMse ? kMseCtas : kAbsmaxCtas)
         }
         if constexpr (kWeighted) load_weights(weight, a, at, work.whole);
         float s = most;
-        if (a.absmax_is_float) {
-            if (at.length > 0) static_cast<float*>(a.absmax)[block] = most;
+        if (a.packed.float_scales) {
+            if (at.length > 0) a.packed.float_scales[block] = most;
         } else {
             const uint32_t byte = most == 0.0f ? 0 : choose_byte<K, kMse, kWeighted>(t, v, weight, most);
-            if (at.length > 0) static_cast<uint8_t*>(a.absmax)[block] = static_cast<uint8_t>(byte);
+            if (at.length > 0) a.packed.scales[block] = static_cast<uint8_t>(byte);
             s = decode_scale(byte);
         }
         uint32_t plane[K];
         block_planes<K>(plane, t, v, s, at.length);
         if (full) {
-            store_strip<K>(a.packed, strip, plane, buffer);
+            store_strip<K>(a.packed.words, strip, plane, buffer);
         } else if (at.length > 0) {
 #pragma unroll
-            for (int j = 0; j < K; ++j) a.packed[block * K + j] = static_cast<int32_t>(plane[j]);
+            for (int j = 0; j < K; ++j) a.packed.words[block * K + j] = plane[j];
         }
     }
 }
@@ -270,20 +274,21 @@ unsigned grid_of(int64_t ctas, int device, bool mse) {
 void quantize_cuda(const QuantizeArgs& a, int device, void* stream) {
     const DeviceGuard guard(device);
     Work work{};
-    work.blocks = a.rows * blocks_per_row(a.cols);
-    work.whole = a.cols % kBlock == 0 && all_aligned16({a.w, a.packed, a.importance});
+    work.blocks = a.packed.rows * blocks_per_row(a.packed.cols);
+    work.whole = a.packed.cols % kBlock == 0 && all_aligned16({a.w, a.packed.words, a.importance});
     work.buffer_bytes = strip_bytes(a.dtype);
-    const bool mse = a.rule == ScaleRule::mse, weighted = mse && (a.importance || a.cols % kBlock != 0);
+    const bool mse = a.rule == ScaleRule::mse, weighted = mse && (a.importance || a.packed.cols % kBlock != 0);
     const int64_t ctas = divide_up(divide_up(work.blocks, kStripBlocks), kWarps);
     const unsigned grid = grid_of(ctas, device, mse);
     const int shared = kWarps * kBuffers * work.buffer_bytes;
-    with_bits(a.k, [&](auto bits) {
+    with_bits(a.packed.k, [&](auto bits) {
         const auto kernel = weighted ? quantize_kernel<bits, true, true>
                             : mse    ? quantize_kernel<bits, true, false>
                                      : quantize_kernel<bits, false, false>;
         kernel<<<grid, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(a, work);
     });
-    check_cuda(cudaGetLastError(), "quantize", matrix_shape(a.rows, a.cols) + " at K=" + std::to_string(a.k));
+    check_cuda(cudaGetLastError(), "quantize",
+               matrix_shape(a.packed.rows, a.packed.cols) + " at K=" + std::to_string(a.packed.k));
 }
 
 }  // namespace kbitq

@@ -125,8 +125,8 @@ __device__ __forceinline__ void build_tables(SearchTables<K>& t, const QuantizeA
         for (int bit = n / 2; bit > 0; bit /= 2) zero += 0.0f > t.mid[zero + bit - 1] ? bit : 0;
         t.zero = zero;
     }
-    if (a.codebook && blockIdx.x == 0) {
-        for (int i = threadIdx.x; i < n; i += blockDim.x) a.codebook[i] = t.level[i] * exp2_int(x);
+    if (a.packed.codebook && blockIdx.x == 0) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) a.packed.codebook[i] = t.level[i] * exp2_int(x);
     }
     const int cells = build_cells(t);
     if (threadIdx.x == 0) t.cells = cells;

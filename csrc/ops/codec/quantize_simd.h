@@ -84,7 +84,8 @@ inline int least_error_byte(const QuantizeTables& t, const float* scales, F thre
 inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const BlockAt& at) {
     alignas(64) float w[kBlock] = {};
     const float* importance =
-        a.importance ? a.importance + at.row / (a.rows / a.importance_rows) * a.cols + at.column : nullptr;
+        a.importance ? a.importance + at.row / (a.packed.rows / a.importance_rows) * a.packed.cols + at.column
+                     : nullptr;
     bool any = false;
     for (int i = 0; i < at.length; ++i) {
         w[i] = importance ? importance[i] : 1.0f;
@@ -96,7 +97,7 @@ inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const Blo
 
 template <int K>
 inline void store_planes(const QuantizeTables& t, F thresholds, const F (&v)[kVectors], float s, int length,
-                         int32_t* words) {
+                         uint32_t* words) {
     uint32_t plane[K] = {};
     if (s != 0.0f) {
         const F scale = splat(s);
@@ -110,7 +111,7 @@ inline void store_planes(const QuantizeTables& t, F thresholds, const F (&v)[kVe
     const uint32_t live = s == 0.0f ? 0u : length < kBlock ? (1u << length) - 1u : ~0u;
     for (int j = 0; j < K; ++j) {
         const uint32_t zero = (t.zero >> j) & 1 ? ~0u : 0u;
-        words[j] = static_cast<int32_t>((plane[j] & live) | (zero & ~live));
+        words[j] = (plane[j] & live) | (zero & ~live);
     }
 }
 
@@ -119,7 +120,7 @@ void quantize_k(const QuantizeArgs& a, const QuantizeTables& t, int64_t begin, i
     const float* scales = scale_table();
     const F thresholds = Search<K>::shallow_thresholds(t);
     const F to_blocks = splat(t.to_blocks);
-    BlockWalk walk(begin, a.cols);
+    BlockWalk walk(begin, a.packed.cols);
     for (int64_t block = begin; block < end; ++block, walk.next()) {
         const BlockAt& at = *walk;
         F v[kVectors], most = splat(0.0f);
@@ -129,8 +130,8 @@ void quantize_k(const QuantizeArgs& a, const QuantizeTables& t, int64_t begin, i
             most = max(most, magnitude(v[q]));
         }
         float s = largest(most);
-        if (a.absmax_is_float) {
-            static_cast<float*>(a.absmax)[block] = s;
+        if (a.packed.float_scales) {
+            a.packed.float_scales[block] = s;
         } else {
             int byte = 0;
             if (s != 0.0f) {
@@ -145,15 +146,15 @@ void quantize_k(const QuantizeArgs& a, const QuantizeTables& t, int64_t begin, i
                     byte = least_error_byte<K, false>(t, scales, thresholds, v, v, base);
                 }
             }
-            static_cast<uint8_t*>(a.absmax)[block] = static_cast<uint8_t>(byte);
+            a.packed.scales[block] = static_cast<uint8_t>(byte);
             s = scales[byte];
         }
-        store_planes<K>(t, thresholds, v, s, at.length, a.packed + block * K);
+        store_planes<K>(t, thresholds, v, s, at.length, a.packed.words + block * K);
     }
 }
 
 void quantize(const QuantizeArgs& a, const QuantizeTables& t, int64_t begin, int64_t end) {
-    with_bits(a.k, [&](auto bits) { quantize_k<bits>(a, t, begin, end); });
+    with_bits(a.packed.k, [&](auto bits) { quantize_k<bits>(a, t, begin, end); });
 }
 
 }  // namespace

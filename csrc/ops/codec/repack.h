@@ -3,17 +3,14 @@
 
 #include <cstdint>
 
-#include "format/block.h"
+#include "codecs/packed_matrix.h"
 
 namespace kbitq {
 
 struct RepackArgs {
-    int32_t* packed;  // [rows, nblk * k]
-    uint8_t* absmax;  // [rows, nblk]
-    uint32_t* tiles;  // [row_tiles(rows)][tile_chunks(cols)][tile_words(k)]
-    int64_t rows, cols;
-    int k;         // 2..kTileMaxBits
-    bool inverse;  // false: tiles from packed and absmax; true: these from tiles
+    PackedOutput packed;  // in the order of rows, E4M4 scales; k: 2..kTileMaxBits; without a codebook
+    uint32_t* tiles;      // the same matrix in the order of tiles
+    bool inverse;         // false: tiles from packed; true: packed from tiles
 };
 
 void repack_cpu(const RepackArgs& args, int threads);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "codecs/packed_matrix.h"
 #include "format/block.h"
 
 namespace kbitq {
@@ -13,13 +14,8 @@ constexpr int kStatsColumns = 3;  // signal, noise, largest error
 struct StatsArgs {
     const void* w;  // [rows, cols]
     DType dtype;
-    const int32_t* packed;  // [rows, nblk * K]
-    const void* absmax;     // [rows, nblk]
-    bool absmax_is_float;
-    const float* codebook;  // [2^K]
-    int k;
-    int64_t rows, cols;
-    double* out;  // [rows, kStatsColumns]
+    PackedMatrix packed;  // one codebook
+    double* out;          // [rows, kStatsColumns]
 };
 
 void stats_cpu(const StatsArgs& args, int threads);

@@ -51,9 +51,8 @@ __device__ __forceinline__ void decode(float (&decoded)[kBlock], const StatsArgs
                                        int length) {
     uint32_t plane[K];
 #pragma unroll
-    for (int j = 0; j < K; ++j) plane[j] = static_cast<uint32_t>(a.packed[block * K + j]);
-    const float s = a.absmax_is_float ? static_cast<const float*>(a.absmax)[block]
-                                      : decode_scale(static_cast<const uint8_t*>(a.absmax)[block]);
+    for (int j = 0; j < K; ++j) plane[j] = a.packed.words[block * K + j];
+    const float s = a.packed.float_scales ? a.packed.float_scales[block] : decode_scale(a.packed.scales[block]);
 #pragma unroll
     for (int g = 0; g < 4; ++g) {
         const EightIndices<K> index = indices_of_planes<K>(plane, byte_of_two(g));
@@ -68,10 +67,10 @@ __device__ __forceinline__ void decode(float (&decoded)[kBlock], const StatsArgs
 template <int K, DType D>
 __device__ __forceinline__ void measure_block(Piece& piece, const StatsArgs& a, const float* levels, int64_t row,
                                               int64_t b, bool whole) {
-    const int length = static_cast<int>(min(a.cols - b * kBlock, int64_t{kBlock}));
+    const int length = static_cast<int>(min(a.packed.cols - b * kBlock, int64_t{kBlock}));
     float w[kBlock], decoded[kBlock];
-    load_source<D>(w, a, row * a.cols + b * kBlock, length, whole);
-    decode<K>(decoded, a, levels, row * blocks_per_row(a.cols) + b, length);
+    load_source<D>(w, a, row * a.packed.cols + b * kBlock, length, whole);
+    decode<K>(decoded, a, levels, row * blocks_per_row(a.packed.cols) + b, length);
     double worst = 0.0;
     piece.signal[threadIdx.x] = tree_sum([&](int i) {
         const double x = w[i];
@@ -103,13 +102,13 @@ template <int K, DType D>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const StatsArgs a, int rows_at_once, bool whole) {
     __shared__ Piece piece;
     __shared__ float levels[1 << K];
-    for (int i = threadIdx.x; i < (1 << K); i += kThreads) levels[i] = a.codebook[i];
-    const int64_t nblk = blocks_per_row(a.cols);
+    for (int i = threadIdx.x; i < (1 << K); i += kThreads) levels[i] = a.packed.codebook[i];
+    const int64_t nblk = blocks_per_row(a.packed.cols);
     const int span = static_cast<int>(max(int64_t{1}, min(nblk, int64_t{kThreads})));  // blocks of a row in a piece
     const int row_in_piece = threadIdx.x / span;
-    for (int64_t first = int64_t{blockIdx.x} * rows_at_once; first < a.rows;
+    for (int64_t first = int64_t{blockIdx.x} * rows_at_once; first < a.packed.rows;
          first += int64_t{gridDim.x} * rows_at_once) {
-        const int rows = static_cast<int>(min(int64_t{rows_at_once}, a.rows - first));
+        const int rows = static_cast<int>(min(int64_t{rows_at_once}, a.packed.rows - first));
         for (int i = threadIdx.x; i < rows * kStatsColumns; i += kThreads) a.out[first * kStatsColumns + i] = 0.0;
         for (int64_t begin = 0; begin < nblk; begin += span) {
             const int count = static_cast<int>(min(int64_t{span}, nblk - begin)),
@@ -135,18 +134,19 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const StatsArgs a, int 
 }  // namespace
 
 void stats_cuda(const StatsArgs& a, int device, void* stream) {
-    if (a.rows == 0) return;
+    if (a.packed.rows == 0) return;
     const DeviceGuard guard(device);
-    const int64_t nblk = blocks_per_row(a.cols);
+    const int64_t nblk = blocks_per_row(a.packed.cols);
     const int rows_at_once = static_cast<int>(std::max<int64_t>(1, kThreads / std::max<int64_t>(nblk, 1)));
-    const bool whole = a.cols % kBlock == 0 && all_aligned16({a.w});
-    const unsigned grid = grid_for(divide_up(a.rows, rows_at_once), device, kCtasPerSm);
-    with_bits(a.k, [&](auto bits) {
+    const bool whole = a.packed.cols % kBlock == 0 && all_aligned16({a.w});
+    const unsigned grid = grid_for(divide_up(a.packed.rows, rows_at_once), device, kCtasPerSm);
+    with_bits(a.packed.k, [&](auto bits) {
         with_dtype(a.dtype, [&](auto dtype) {
             stats_kernel<bits, dtype><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a, rows_at_once, whole);
         });
     });
-    check_cuda(cudaGetLastError(), "stats", matrix_shape(a.rows, a.cols) + " at K=" + std::to_string(a.k));
+    check_cuda(cudaGetLastError(), "stats",
+               matrix_shape(a.packed.rows, a.packed.cols) + " at K=" + std::to_string(a.packed.k));
 }
 
 }  // namespace kbitq

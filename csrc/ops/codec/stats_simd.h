@@ -9,19 +9,18 @@ namespace {
 template <int K>
 void stats_k(const StatsArgs& a, int64_t begin, int64_t end) {
     const float* scales = scale_table();
-    const Levels<K> levels(a.codebook);
-    const int64_t nblk = blocks_per_row(a.cols);
+    const Levels<K> levels(a.packed.codebook);
+    const int64_t nblk = blocks_per_row(a.packed.cols);
     for (int64_t row = begin; row < end; ++row) {
         double signal = 0, noise = 0;
         D worst = zero_double();
         for (int64_t b = 0; b < nblk; ++b) {
             const int64_t block = row * nblk + b;
-            const int64_t column = b * kBlock, left = a.cols - column;
+            const int64_t column = b * kBlock, left = a.packed.cols - column;
             const int length = left < kBlock ? static_cast<int>(left) : kBlock;
             F w[kVectors], decoded[kVectors];
-            load_block(w, a.w, a.dtype, row * a.cols + column, length);
-            decode_block<K>(decoded, a.packed + block * K, levels,
-                            block_scale(a.absmax, a.absmax_is_float, scales, block));
+            load_block(w, a.w, a.dtype, row * a.packed.cols + column, length);
+            decode_block<K>(decoded, a.packed.words + block * K, levels, block_scale(a.packed, scales, block));
             if (length < kBlock) {  // past the end both are 0
                 alignas(64) float tail[kBlock];
                 for (int q = 0; q < kVectors; ++q) store(tail + q * kLanes, decoded[q]);
@@ -47,7 +46,7 @@ void stats_k(const StatsArgs& a, int64_t begin, int64_t end) {
 }
 
 void stats(const StatsArgs& a, int64_t begin, int64_t end) {
-    with_bits(a.k, [&](auto bits) { stats_k<bits>(a, begin, end); });
+    with_bits(a.packed.k, [&](auto bits) { stats_k<bits>(a, begin, end); });
 }
 
 }  // namespace

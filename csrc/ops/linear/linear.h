@@ -4,21 +4,18 @@
 
 #include <cstdint>
 
+#include "codecs/packed_matrix.h"
 #include "format/block.h"
 
 namespace kbitq {
 
 struct LinearArgs {
-    const void* x;  // [batch, in]
-    DType dtype;    // of x, bias and out
-    int64_t batch, in, out;
-    const int32_t* packed;  // [out, nblk * K]
-    const uint8_t* absmax;  // [out, nblk] E4M4
-    const float* codebook;  // [groups, 2^K]; row r of W uses r / (out / groups)
-    int64_t groups;
-    int k;
-    const void* bias;  // [out] or null
-    void* y;           // [batch, out]
+    const void* x;  // [batch, weight.cols]
+    DType dtype;    // of x, bias and y
+    int64_t batch;
+    PackedMatrix weight;  // E4M4 scales
+    const void* bias;     // [weight.rows] or null
+    void* y;              // [batch, weight.rows]
 };
 
 void linear_cpu(const LinearArgs& args, int threads);

@@ -27,7 +27,7 @@ class Lookup {
         for (int i = 0; i < (1 << K); ++i) levels[i] = float_to_bf16(codebook[i]);
         for (int t = 0; t < kTables; ++t) table_[t] = _mm512_load_si512(levels + t * kTableLevels);
     }
-    __m512bh operator()(const int32_t* words) const {
+    __m512bh operator()(const uint32_t* words) const {
         __m512i index = _mm512_maskz_set1_epi16(mask(words[0]), 1);
         for (int j = 1; j < (K < 6 ? K : 6); ++j) {
             index = _mm512_mask_add_epi16(index, mask(words[j]), index, _mm512_set1_epi16(static_cast<short>(1 << j)));
@@ -47,7 +47,7 @@ class Lookup {
 
   private:
     static constexpr int kTables = K <= 5 ? 1 : 1 << (K - 5);
-    static __mmask32 mask(int32_t word) { return static_cast<__mmask32>(static_cast<uint32_t>(word)); }
+    static __mmask32 mask(uint32_t word) { return static_cast<__mmask32>(word); }
     static __m512bh bh(__m512i v) { return reinterpret_cast<__m512bh>(v); }
     __m512i pick(__m512i index, int t) const { return _mm512_permutex2var_epi16(table_[t], index, table_[t + 1]); }
 
@@ -58,13 +58,13 @@ class Lookup {
 template <int K, int R, int B>
 inline void tile(const LinearArgs& a, const uint16_t* x, const Lookup<K>& levels, const float* scales, int64_t row,
                  int64_t m) {
-    const int64_t nblk = blocks_per_row(a.in);
-    const int32_t* words[R];
+    const int64_t nblk = blocks_per_row(a.weight.cols);
+    const uint32_t* words[R];
     const uint8_t* bytes[R];
     __m512 acc[R][B];
     for (int r = 0; r < R; ++r) {
-        words[r] = a.packed + (row + r) * nblk * K;
-        bytes[r] = a.absmax + (row + r) * nblk;
+        words[r] = a.weight.words + (row + r) * nblk * K;
+        bytes[r] = a.weight.scales + (row + r) * nblk;
         for (int b = 0; b < B; ++b) acc[r][b] = _mm512_setzero_ps();
     }
     const uint16_t* xs = x + m * nblk * kBlock;
@@ -82,7 +82,7 @@ inline void tile(const LinearArgs& a, const uint16_t* x, const Lookup<K>& levels
     for (int r = 0; r < R; ++r) {
         const float bias = a.bias ? read_element(a.bias, a.dtype, row + r) : 0.0f;
         for (int b = 0; b < B; ++b) {
-            write_element(a.y, a.dtype, (m + b) * a.out + row + r, _mm512_reduce_add_ps(acc[r][b]) + bias);
+            write_element(a.y, a.dtype, (m + b) * a.weight.rows + row + r, _mm512_reduce_add_ps(acc[r][b]) + bias);
         }
     }
 }
@@ -98,11 +98,11 @@ inline void rows(const LinearArgs& a, const uint16_t* x, const Lookup<K>& levels
 
 template <int K>
 void linear_k(const LinearArgs& a, const uint16_t* x, int64_t begin, int64_t end) {
-    const int64_t group = a.out / a.groups;
+    const int64_t group = a.weight.rows / a.weight.groups;
     while (begin < end) {  // one codebook at a time
         const int64_t g = begin / group;
         const int64_t stop = (g + 1) * group < end ? (g + 1) * group : end;
-        const Lookup<K> levels(a.codebook + (g << K));
+        const Lookup<K> levels(a.weight.codebook + (g << K));
         int64_t m = 0;
         for (; m + 8 <= a.batch; m += 8) rows<K, 2, 8>(a, x, levels, begin, stop, m);
         for (; m + 4 <= a.batch; m += 4) rows<K, 4, 4>(a, x, levels, begin, stop, m);
@@ -113,7 +113,7 @@ void linear_k(const LinearArgs& a, const uint16_t* x, int64_t begin, int64_t end
 }
 
 void linear(const LinearArgs& a, const uint16_t* x, int64_t begin, int64_t end) {
-    with_bits(a.k, [&](auto bits) { linear_k<bits>(a, x, begin, end); });
+    with_bits(a.weight.k, [&](auto bits) { linear_k<bits>(a, x, begin, end); });
 }
 
 }  // namespace

@@ -15,14 +15,14 @@ constexpr int64_t kGrainBlocks = 4096;  // 131,072 weights: some twenty microsec
 
 // x as float32 in the order of the kernel's lanes, once a call: every row of W reads it.
 void arrange(const LinearArgs& a, int vectors, float* out) {
-    const int64_t nblk = blocks_per_row(a.in);
+    const int64_t nblk = blocks_per_row(a.weight.cols);
     const int lanes = kBlock / vectors;
     for (int64_t m = 0; m < a.batch; ++m) {
         for (int64_t b = 0; b < nblk; ++b, out += kBlock) {
             for (int i = 0; i < kBlock; ++i) {
                 const int64_t column = b * kBlock + i;
                 out[lanes * (i % vectors) + i / vectors] =
-                    column < a.in ? read_element(a.x, a.dtype, m * a.in + column) : 0.0f;
+                    column < a.weight.cols ? read_element(a.x, a.dtype, m * a.weight.cols + column) : 0.0f;
             }
         }
     }
@@ -30,11 +30,11 @@ void arrange(const LinearArgs& a, int vectors, float* out) {
 
 // x as it is, each row with zeros up to whole blocks.
 const uint16_t* pad(const LinearArgs& a, std::vector<uint16_t>& out) {
-    const int64_t width = blocks_per_row(a.in) * kBlock;
+    const int64_t width = blocks_per_row(a.weight.cols) * kBlock;
     out.assign(static_cast<size_t>(a.batch * width), 0);
     for (int64_t m = 0; m < a.batch; ++m) {
-        const uint16_t* from = static_cast<const uint16_t*>(a.x) + m * a.in;
-        std::copy(from, from + a.in, out.begin() + m * width);
+        const uint16_t* from = static_cast<const uint16_t*>(a.x) + m * a.weight.cols;
+        std::copy(from, from + a.weight.cols, out.begin() + m * width);
     }
     return out.data();
 }
@@ -60,12 +60,12 @@ Bf16Linear bf16_linear() {
 
 void linear_cpu(const LinearArgs& a, int threads) {
     const MatmulKernels& kernels = matmul_kernels();
-    const int64_t nblk = blocks_per_row(a.in);
+    const int64_t nblk = blocks_per_row(a.weight.cols);
     if (const Bf16Linear linear = a.dtype == DType::bf16 ? bf16_linear() : nullptr) {
         static thread_local std::vector<uint16_t> padded;
         const uint16_t* rows = static_cast<const uint16_t*>(a.x);
-        if (a.in % kBlock) rows = pad(a, padded);
-        parallel_for_in_turn(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
+        if (a.weight.cols % kBlock) rows = pad(a, padded);
+        parallel_for_in_turn(a.weight.rows, kGrainBlocks / (nblk + 1) + 1, threads,
                              [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
         return;
     }
@@ -74,7 +74,7 @@ void linear_cpu(const LinearArgs& a, int threads) {
     arranged.resize(static_cast<size_t>(a.batch * nblk * kBlock));
     arrange(a, kernels.vectors, arranged.data());
     const float* x = arranged.data();
-    parallel_for_in_turn(a.out, kGrainBlocks / (nblk + 1) + 1, threads,
+    parallel_for_in_turn(a.weight.rows, kGrainBlocks / (nblk + 1) + 1, threads,
                          [&](int64_t begin, int64_t end) { kernels.linear(a, x, begin, end); });
 }
 

@@ -18,13 +18,13 @@ namespace {
 template <int K, int R, int B>
 inline void linear_tile(const LinearArgs& a, const float* x, const Levels<K>& levels, const float* scales, int64_t row,
                         int64_t m) {
-    const int64_t nblk = blocks_per_row(a.in);
-    const int32_t* words[R];
+    const int64_t nblk = blocks_per_row(a.weight.cols);
+    const uint32_t* words[R];
     const uint8_t* bytes[R];
     F acc[R][B];
     for (int r = 0; r < R; ++r) {
-        words[r] = a.packed + (row + r) * nblk * K;
-        bytes[r] = a.absmax + (row + r) * nblk;
+        words[r] = a.weight.words + (row + r) * nblk * K;
+        bytes[r] = a.weight.scales + (row + r) * nblk;
         for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
     }
     const float* xs = x + m * nblk * kBlock;
@@ -45,7 +45,8 @@ inline void linear_tile(const LinearArgs& a, const float* x, const Levels<K>& le
     }
     for (int r = 0; r < R; ++r) {
         const float bias = a.bias ? read_element(a.bias, a.dtype, row + r) : 0.0f;
-        for (int b = 0; b < B; ++b) write_element(a.y, a.dtype, (m + b) * a.out + row + r, sum(acc[r][b]) + bias);
+        for (int b = 0; b < B; ++b)
+            write_element(a.y, a.dtype, (m + b) * a.weight.rows + row + r, sum(acc[r][b]) + bias);
     }
 }
 
@@ -60,11 +61,11 @@ inline void linear_rows(const LinearArgs& a, const float* x, const Levels<K>& le
 
 template <int K>
 void linear_k(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
-    const int64_t group = a.out / a.groups;
+    const int64_t group = a.weight.rows / a.weight.groups;
     while (begin < end) {  // one codebook at a time
         const int64_t g = begin / group;
         const int64_t stop = (g + 1) * group < end ? (g + 1) * group : end;
-        const Levels<K> levels(a.codebook + (g << K));
+        const Levels<K> levels(a.weight.codebook + (g << K));
         int64_t m = 0;
         for (; m + 8 <= a.batch; m += 8) linear_rows<K, 1, 8>(a, x, levels, begin, stop, m);
         for (; m + 4 <= a.batch; m += 4) linear_rows<K, 2, 4>(a, x, levels, begin, stop, m);
@@ -75,7 +76,7 @@ void linear_k(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
 }
 
 void linear(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
-    with_bits(a.k, [&](auto bits) { linear_k<bits>(a, x, begin, end); });
+    with_bits(a.weight.k, [&](auto bits) { linear_k<bits>(a, x, begin, end); });
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "codecs/packed_matrix.h"
+#include "format/block.h"
 #include "format/tile_order.h"
 
 namespace kbitq {
@@ -13,15 +15,13 @@ namespace kbitq {
 // The kernels read tiles and codebook while the kernel ahead of them in the stream may still run. Whoever writes those
 // puts an ordinary kernel between: repack_cuda does (ops/repack.h).
 struct TileMatmulArgs {
-    const void* x;          // [m, cols]
-    DType dtype;            // bf16 or f16: of x, bias and y
-    const uint32_t* tiles;  // [row_tiles(rows)][tile_chunks(cols)][tile_words(k)]
-    const float* codebook;  // [groups, 2^k]; row r uses r / (rows / groups)
-    const void* bias;       // [rows] or null
-    void* y;                // [m, rows]
-    int64_t m, rows, cols;
-    int64_t groups;      // where more than one: rows / groups is a multiple of kTileRows
-    int k;               // 2..kTileMaxBits
+    const void* x;  // [m, weight.cols]
+    DType dtype;    // bf16 or f16: of x, bias and y
+    int64_t m;
+    PackedMatrix
+        weight;          // in the order of tiles; k: 2..kTileMaxBits; several groups: each a multiple of kTileRows rows
+    const void* bias;    // [weight.rows] or null
+    void* y;             // [m, weight.rows]
     float* workspace;    // matmul_workspace_bytes() of it: partial sums
     uint32_t* counters;  // kMatmulCounters, zero before the first call; every call leaves them zero
     void* staging;       // wide_staging_bytes() of it: x in the order that wide wants; null: without wide
@@ -64,12 +64,9 @@ void wide_cuda(const TileMatmulArgs& args, int device, void* stream);    // m <=
 void grouped_gemm_cuda(const TileMatmulArgs& args, const ExpertArgs& experts, int device, void* stream);
 
 struct DecodeTilesArgs {
-    const uint32_t* tiles;  // [row_tiles(rows)][tile_chunks(cols)][tile_words(k)]
-    const float* codebook;  // [2^k]
-    int k;
-    void* out;  // [rows, cols]
+    PackedMatrix packed;  // in the order of tiles, one codebook
+    void* out;            // [rows, cols]
     DType dtype;
-    int64_t rows, cols;
 };
 
 // codebook[index] * scale in float32, rounded once: the bytes of ops/dequantize.h.

@@ -49,14 +49,14 @@ __device__ __forceinline__ void store_eight(const float (&v)[8], T* out, int64_t
 template <typename T, int K>
 __global__ __launch_bounds__(kWarps * 32) void decode_kernel(const DecodeTilesArgs args, int64_t records, bool vector) {
     __shared__ __align__(4096) float table[32 << K];
-    for (int i = threadIdx.x; i < 32 << K; i += blockDim.x) table[i] = args.codebook[i / 32];
+    for (int i = threadIdx.x; i < 32 << K; i += blockDim.x) table[i] = args.packed.codebook[i / 32];
     __syncthreads();
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int64_t chunks = tile_chunks(args.cols);
+    const int64_t chunks = tile_chunks(args.packed.cols);
     const char* const base = reinterpret_cast<const char*>(table);
     for (int64_t record = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; record < records;
          record += static_cast<int64_t>(gridDim.x) * kWarps) {
-        const uint32_t* from = args.tiles + record * tile_words(K);
+        const uint32_t* from = args.packed.words + record * tile_words(K);
         uint32_t words[4 * K];
 #pragma unroll
         for (int j = 0; j < K; ++j)
@@ -86,8 +86,9 @@ __global__ __launch_bounds__(kWarps * 32) void decode_kernel(const DecodeTilesAr
                     const int p = block * 8 + e / 4 * 4 + half + 2 * (e % 4 / 2);
                     v[e] = *reinterpret_cast<const float*>(base + entry_address<K>(w, p, e % 2, lane * 4)) * scale;
                 }
-                if (row < args.rows)
-                    store_eight(v, static_cast<T*>(args.out) + row * args.cols + col, args.cols - col, vector);
+                if (row < args.packed.rows)
+                    store_eight(v, static_cast<T*>(args.out) + row * args.packed.cols + col, args.packed.cols - col,
+                                vector);
             }
         }
     }
@@ -95,18 +96,18 @@ __global__ __launch_bounds__(kWarps * 32) void decode_kernel(const DecodeTilesAr
 
 template <typename T>
 void launch_decode(const DecodeTilesArgs& args, int device, cudaStream_t stream) {
-    const int64_t records = row_tiles(args.rows) * tile_chunks(args.cols);
+    const int64_t records = row_tiles(args.packed.rows) * tile_chunks(args.packed.cols);
     if (records == 0) return;
     const unsigned grid = grid_for(divide_up(records, kWarps), device, 8);
-    const bool vector = args.cols % 8 == 0 && all_aligned16({args.out});
-    switch (args.k) {
+    const bool vector = args.packed.cols % 8 == 0 && all_aligned16({args.out});
+    switch (args.packed.k) {
         case 2: decode_kernel<T, 2><<<grid, kWarps * 32, 0, stream>>>(args, records, vector); break;
         case 3: decode_kernel<T, 3><<<grid, kWarps * 32, 0, stream>>>(args, records, vector); break;
         case 4: decode_kernel<T, 4><<<grid, kWarps * 32, 0, stream>>>(args, records, vector); break;
         case 5: decode_kernel<T, 5><<<grid, kWarps * 32, 0, stream>>>(args, records, vector); break;
         default: throw std::runtime_error("decode_tiles: tiles have 2 to 5 bits");
     }
-    check_cuda(cudaGetLastError(), "decode_tiles", matrix_shape(args.rows, args.cols));
+    check_cuda(cudaGetLastError(), "decode_tiles", matrix_shape(args.packed.rows, args.packed.cols));
 }
 
 }  // namespace

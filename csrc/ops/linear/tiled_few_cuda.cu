@@ -78,8 +78,9 @@ void launch_gemv(const GemvParams& params, const GemvPlan& plan, int64_t groups,
 
 template <typename T, int K, int MP, int Copies = GemvLayout<K, MP>::kCopies>
 void launch_gemv_mp(const TileMatmulArgs& args, int device, cudaStream_t stream) {
-    const GemvWork work{static_cast<int>(row_tiles(args.rows / args.groups)), static_cast<int>(args.groups),
-                        static_cast<int>(tile_chunks(args.cols)), static_cast<int>(args.m)};
+    const GemvWork work{static_cast<int>(row_tiles(args.weight.rows / args.weight.groups)),
+                        static_cast<int>(args.weight.groups), static_cast<int>(tile_chunks(args.weight.cols)),
+                        static_cast<int>(args.m)};
     const GemvPlan& plan = known_plan<K, MP, Copies>(work, device);
     if constexpr (K == 5 && Copies == 32) {  // a card with less shared memory: half the table
         if (plan.warps == 0) return launch_gemv_mp<T, K, MP, 16>(args, device, stream);
@@ -88,14 +89,14 @@ void launch_gemv_mp(const TileMatmulArgs& args, int device, cudaStream_t stream)
     const int64_t bytes = Record<K>::kBytes;
     GemvParams p{};
     p.x = args.x;
-    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
-    p.codebook = args.codebook;
+    p.tiles = reinterpret_cast<const uint8_t*>(args.weight.words);
+    p.codebook = args.weight.codebook;
     p.bias = args.bias;
     p.y = args.y;
     p.partial = args.workspace;
     p.counters = args.counters;
-    p.rows = args.rows;
-    p.cols = args.cols;
+    p.rows = args.weight.rows;
+    p.cols = args.weight.cols;
     p.m = work.m;
     p.tiles_per_group = work.tiles_per_group;
     p.parts = plan.parts;
@@ -112,9 +113,9 @@ void launch_gemv_mp(const TileMatmulArgs& args, int device, cudaStream_t stream)
     p.total_tiles = plan.total_tiles;
     p.cluster = plan.cluster;
     p.vector_x = rows_in_vectors(args);
-    p.whole_chunks = p.vector_x ? static_cast<int>(args.cols / kTileCols) : 0;
-    if (plan.total_tiles > 0) return launch_gemv<T, K, MP, Copies, true>(p, plan, args.groups, device, stream);
-    launch_gemv<T, K, MP, Copies, false>(p, plan, args.groups, device, stream);
+    p.whole_chunks = p.vector_x ? static_cast<int>(args.weight.cols / kTileCols) : 0;
+    if (plan.total_tiles > 0) return launch_gemv<T, K, MP, Copies, true>(p, plan, args.weight.groups, device, stream);
+    launch_gemv<T, K, MP, Copies, false>(p, plan, args.weight.groups, device, stream);
 }
 
 }  // namespace

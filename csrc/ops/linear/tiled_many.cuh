@@ -40,19 +40,19 @@ struct GemmParams {
 // For one matrix, not for experts; x and vector_x are the caller's.
 inline GemmParams gemm_params(const TileMatmulArgs& args, int blocks_per_group, int splits) {
     GemmParams p{};
-    p.tiles = reinterpret_cast<const uint8_t*>(args.tiles);
-    p.codebook = args.codebook;
+    p.tiles = reinterpret_cast<const uint8_t*>(args.weight.words);
+    p.codebook = args.weight.codebook;
     p.bias = args.bias;
     p.y = args.y;
     p.partial = reinterpret_cast<float4*>(args.workspace);
     p.counters = args.counters;
-    p.rows = args.rows;
-    p.cols = args.cols;
+    p.rows = args.weight.rows;
+    p.cols = args.weight.cols;
     p.m = args.m;
-    p.tiles_per_group = static_cast<int>(row_tiles(args.rows / args.groups));
+    p.tiles_per_group = static_cast<int>(row_tiles(args.weight.rows / args.weight.groups));
     p.blocks_per_group = blocks_per_group;
-    p.groups_per_expert = static_cast<int>(args.groups);
-    p.chunks = static_cast<int>(tile_chunks(args.cols));
+    p.groups_per_expert = static_cast<int>(args.weight.groups);
+    p.chunks = static_cast<int>(tile_chunks(args.weight.cols));
     p.splits = splits;
     return p;
 }

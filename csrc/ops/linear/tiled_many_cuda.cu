@@ -43,19 +43,20 @@ GemmPlan plan_gemm(int tiles_per_group, int warp_tiles, int max_warps, int chunk
 template <typename T, int K, int NT>
 void launch_gemm(const TileMatmulArgs& args, const ExpertArgs& experts, int device, cudaStream_t stream) {
     const DeviceFacts& facts = device_facts(device);
-    const int64_t rows = args.rows / args.groups;
-    const int tiles_per_group = static_cast<int>(row_tiles(rows)), chunks = static_cast<int>(tile_chunks(args.cols));
+    const int64_t rows = args.weight.rows / args.weight.groups;
+    const int tiles_per_group = static_cast<int>(row_tiles(rows)),
+              chunks = static_cast<int>(tile_chunks(args.weight.cols));
     const int max_splits = experts.offsets ? 1 : chunks;  // partial sums have room for one slice of x
     using Layout = GemmLayout<K, NT>;
     const GemmPlan plan = plan_gemm(tiles_per_group, Layout::kTiles, Layout::kMaxWarps, chunks,
-                                    static_cast<int>(args.groups), facts.multiprocessors, max_splits);
+                                    static_cast<int>(args.weight.groups), facts.multiprocessors, max_splits);
     GemmParams p = gemm_params(args, plan.blocks_per_group, plan.splits);
     p.x = args.x;
     p.vector_x = rows_in_vectors(args);
     p.offsets = experts.offsets;
-    p.rows = args.rows / experts.experts;
-    p.groups_per_expert = static_cast<int>(args.groups / experts.experts);
-    const dim3 grid(static_cast<unsigned>(args.groups) * plan.blocks_per_group * plan.splits);
+    p.rows = args.weight.rows / experts.experts;
+    p.groups_per_expert = static_cast<int>(args.weight.groups / experts.experts);
+    const dim3 grid(static_cast<unsigned>(args.weight.groups) * plan.blocks_per_group * plan.splits);
     static Raised raised;
     launch<GemmParams>("gemm", gemm_kernel<T, K, NT>, raised, p, grid, plan.warps * 32, Layout::bytes(plan.warps),
                        device, stream);
@@ -89,11 +90,11 @@ void matmul_cuda(const TileMatmulArgs& args, int device, void* stream) {
     for (int64_t m0 = 0; m0 < args.m; m0 += most) {
         TileMatmulArgs slice = args;
         slice.m = std::min(most, args.m - m0);
-        slice.x = static_cast<const uint16_t*>(args.x) + m0 * args.cols;
-        slice.y = static_cast<uint16_t*>(args.y) + m0 * args.rows;
+        slice.x = static_cast<const uint16_t*>(args.x) + m0 * args.weight.cols;
+        slice.y = static_cast<uint16_t*>(args.y) + m0 * args.weight.rows;
         if (slice.m <= kGemvMaxBatch) {
             gemv_cuda(slice, device, stream);
-        } else if (args.staging && wide_staging_bytes(slice.m, args.rows, args.cols, device) > 0) {
+        } else if (args.staging && wide_staging_bytes(slice.m, args.weight.rows, args.weight.cols, device) > 0) {
             wide_cuda(slice, device, stream);
         } else {
             gemm_cuda(slice, device, stream);

@@ -64,10 +64,10 @@ void launch_wide(const TileMatmulArgs& args, const WidePlan& plan, int device, c
     ArrangeParams a{};
     a.x = args.x;
     a.out = static_cast<uint4*>(args.staging);
-    a.cols = args.cols;
+    a.cols = args.weight.cols;
     a.m = static_cast<int>(args.m);
     a.n = N;
-    a.blocks = static_cast<int>(tile_chunks(args.cols)) * kTileBlocks;
+    a.blocks = static_cast<int>(tile_chunks(args.weight.cols)) * kTileBlocks;
     a.vector_x = rows_in_vectors(args);
     static Raised arrange_raised;
     launch<ArrangeParams>("arrange", arrange_kernel<T>, arrange_raised, a,
@@ -77,16 +77,16 @@ void launch_wide(const TileMatmulArgs& args, const WidePlan& plan, int device, c
     p.x = args.staging;
     static Raised raised;
     launch<GemmParams>("wide", wide_kernel<T, K, N, Groups>, raised, p,
-                       dim3(static_cast<unsigned>(args.groups) * plan.blocks_per_group * plan.splits), Layout::kThreads,
-                       Layout::kBytes, device, stream);
+                       dim3(static_cast<unsigned>(args.weight.groups) * plan.blocks_per_group * plan.splits),
+                       Layout::kThreads, Layout::kBytes, device, stream);
 }
 
 template <typename T, int K>
 void launch_wide_k(const TileMatmulArgs& args, int device, cudaStream_t stream) {
     const int n = instance_rows(args.m);
-    const WidePlan plan =
-        plan_wide(static_cast<int>(row_tiles(args.rows / args.groups)), n, static_cast<int>(tile_chunks(args.cols)),
-                  static_cast<int>(args.groups), device_facts(device).multiprocessors);
+    const WidePlan plan = plan_wide(static_cast<int>(row_tiles(args.weight.rows / args.weight.groups)), n,
+                                    static_cast<int>(tile_chunks(args.weight.cols)),
+                                    static_cast<int>(args.weight.groups), device_facts(device).multiprocessors);
     if (n == 32 && plan.groups == 4) return launch_wide<T, K, 32, 4>(args, plan, device, stream);
     if (n == 32) return launch_wide<T, K, 32, 2>(args, plan, device, stream);
     if (n == 64 && plan.groups == 4) return launch_wide<T, K, 64, 4>(args, plan, device, stream);

@@ -1,0 +1,33 @@
+// The tensors of a packed matrix as arguments of a binding: checked and made into the view that the ops take.
+#pragma once
+
+#include "bindings/tensor_view.h"
+#include "codecs/packed_matrix.h"
+
+namespace kbitq {
+
+// For a matrix of this size, on this device. Each step throws ValueError, which names the tensor that is wrong.
+class PackedArgs {
+  public:
+    PackedArgs(int64_t rows, int64_t cols, int device);
+
+    // k and groups follow from the codebook: [2^K] (rank 1), or [groups, 2^K] (rank 2).
+    PackedArgs& codebook(TensorView& codebook, size_t rank);
+    PackedArgs& bits(int k);  // of a matrix without a codebook
+    // The order of rows: packed int32 [rows, nblk * K] and absmax uint8 [rows, nblk], or float32 where an op allows it.
+    PackedArgs& planes(TensorView& packed, TensorView& absmax, bool allow_float = false);
+    // The order of tiles: int32 [row_tiles, tile_chunks, tile_words(K)].
+    PackedArgs& tiles(TensorView& tiles);
+
+    const PackedOutput& writable() const { return view_; }
+    PackedMatrix matrix() const { return read_only(view_); }
+
+  private:
+    PackedOutput view_{};
+    int device_;
+};
+
+// K of tiles, from the words of a record.
+int tile_bits(const TensorView& tiles);
+
+}  // namespace kbitq
