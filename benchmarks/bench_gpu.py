@@ -16,6 +16,7 @@ import torch
 
 import kbitq
 from kbitq import ops
+from kbitq._core import core
 from kbitq.codecs import codebooks
 
 COLUMNS = 4096
@@ -78,7 +79,7 @@ class Buffers:
         return self.w.nbytes + self.packed.nbytes + self.absmax.nbytes
 
     def scan(self) -> None:
-        ops.core.scan(self.w, self.amax, self.status, 1, torch.cuda.current_stream().cuda_stream)
+        core.scan(self.w, self.amax, self.status, 1, torch.cuda.current_stream().cuda_stream)
 
     def quantize(self, scale: str) -> None:
         ops.quantize_into(self.w, self.levels, self.packed, self.absmax, self.codebook, amax=self.amax, scale=scale)
@@ -200,8 +201,8 @@ def main() -> None:
     parser.add_argument("--k", default="2,3,4,5", help="comma-separated bit widths")
     parser.add_argument("--log2", default="28,24,20,16", help="sizes: comma-separated powers of two of values")
     options = parser.parse_args()
-    if not torch.cuda.is_available() or ops.core.cuda_status():
-        raise SystemExit(f"error: no usable GPU: {ops.core.cuda_status() or 'torch sees none'}")
+    if not torch.cuda.is_available() or core.cuda_status():
+        raise SystemExit(f"error: no usable GPU: {core.cuda_status() or 'torch sees none'}")
 
     torch.manual_seed(0)
     ks = [int(k) for k in options.k.split(",")]

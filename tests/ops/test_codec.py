@@ -10,6 +10,7 @@ import torch
 
 from kbitq import format as fmt
 from kbitq import ops
+from kbitq._core import core
 from kbitq.codecs import codebooks
 
 
@@ -109,9 +110,9 @@ def test_the_core_names_the_argument_that_is_wrong(change: dict[str, object], me
         "codebook": torch.zeros(8),
         "scale": "mse",
     }
-    ops.core.quantize(**arguments)  # as it stands it is right
+    core.quantize(**arguments)  # as it stands it is right
     with pytest.raises((ValueError, TypeError), match=message):
-        ops.core.quantize(**{**arguments, **change})
+        core.quantize(**{**arguments, **change})
 
 
 def test_devices_must_agree() -> None:

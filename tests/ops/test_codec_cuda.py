@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kbitq import functional, ops, quantize
+from kbitq._core import core
 from kbitq.codecs import codebooks
 
 pytestmark = [pytest.mark.cuda, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
@@ -197,10 +198,10 @@ def test_cuda_graphs(device):
 
     def everything() -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        ops.core.scan(source, amax, status, 1, stream)
+        core.scan(source, amax, status, 1, stream)
         ops.quantize_into(source, levels, packed, absmax, codebook, amax=amax)
         ops.dequantize_into(packed, absmax, codebook, out)
-        ops.core.stats(source, packed, absmax, codebook, rows, 1, stream)
+        core.stats(source, packed, absmax, codebook, rows, 1, stream)
 
     everything()
     graph = torch.cuda.CUDAGraph()
@@ -280,6 +281,7 @@ def test_another_device_than_the_current_one(device):
 BROKEN = """
 import torch
 from kbitq import ops
+from kbitq._core import core
 w = torch.zeros(4, 32, device="cuda")
 
 class Wild:  # a tensor whose memory is not there
@@ -287,7 +289,7 @@ class Wild:  # a tensor whose memory is not there
     data_ptr, get_device, is_contiguous = (lambda self: 256), (lambda self: 0), (lambda self: True)
 
 amax, status = ops.scan(w)
-ops.core.scan(Wild(), amax, status, 1, 0)
+core.scan(Wild(), amax, status, 1, 0)
 try:
     torch.cuda.synchronize()
 except RuntimeError:
