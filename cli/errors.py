@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import Any, NamedTuple
 
 from kbitq.cli.console import console
@@ -31,6 +32,33 @@ _BY_ERRNO = {
     errno.EIO: ("the disk reported a read or write error", "check the disk (dmesg), then run the same command again"),
 }
 
+_REMEDIES = {
+    "all-experts": "quantize all experts of a layer or none: --exclude '*.experts.*'",
+    "against": "leave --against away",
+    "another-disk": "free some space, or choose another disk with -o",
+    "another-output": "choose another output with -o",
+    "below": "-o {out}/NAME",
+    "cpu": "use --device cpu",
+    "dtype": "leave --dtype away, or use float32 or bfloat16",
+    "exclude": "--exclude '{tensor}' keeps the tensor whose part it would be",
+    "exists": "--force replaces it, -o chooses another name",
+    "folder": "-o {out} writes a folder",
+    "importance": "--importance FILE",
+    "include": "--include 'PATTERN' adds tensors",
+    "index": "download the checkpoint again, or kbitq verify {path} --repair-index",
+    "k": "--k N is for what no rule gives a K",
+    "more": "quantize more (--no-keep-embeddings, --include 'PATTERN'), or allow more",
+    "no-stream": "run it again without --stream",
+    "nonfinite": "--on-nonfinite keep copies such tensors unquantized, --exclude PATTERN leaves them alone",
+    "not-ours": "remove the folder yourself, or choose another with -o",
+    "original": "kbitq dequantize {path} -o OUT gives an ordinary checkpoint; better is its original",
+    "output-outside": "choose an output outside it with -o",
+    "quantize": "kbitq quantize {path} --k 3",
+    "start-over": "repeat that run to finish it, or use --force to start over",
+    "text": "give a text with --text, or ids of this model's tokenizer",
+}
+"""What to do, by the name that an error of the library gives it (its own hint names arguments of Python)."""
+
 
 class Terminated(BaseException):
     """SIGTERM, as an exception: like Ctrl-C it must run everything that cleans up."""
@@ -58,7 +86,7 @@ def explain(error: BaseException) -> Explanation:
     if is_usage_error(error):
         return _usage(error)
     if isinstance(error, KbitqError):
-        return Explanation(str(error), error.hint, FAILED)
+        return Explanation(_in_flags(error), _remedy(error), FAILED)
     if isinstance(error, OSError):
         return _os_error(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -87,6 +115,20 @@ def report(error: BaseException) -> int:
 def is_usage_error(error: BaseException) -> bool:
     """Whether Typer raised it, told by what it has: the class has a public name in some versions of Typer only."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _in_flags(error: KbitqError) -> str:
+    """The message, with the argument at fault as the option that it is here."""
+    if error.argument is None:
+        return str(error)
+    flag = f"--{error.argument.replace('_', '-')}"
+    return re.sub(rf"\b{re.escape(error.argument)}\b", flag, str(error), count=1)
+
+
+def _remedy(error: KbitqError) -> str | None:
+    if error.remedy is None:
+        return error.hint
+    return _REMEDIES[error.remedy].format_map(error.data)
 
 
 def _usage(error: Any) -> Explanation:

@@ -1,17 +1,25 @@
-"""Every error kbitq raises on purpose. Imports nothing, so that any module may raise one."""
+"""Every error kbitq raises on purpose. Imports nothing of kbitq, so that any module may raise one."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class KbitqError(Exception):
     """Base of all errors meant for a reader: one sentence that names the file and the tensor, and what is wrong.
 
-    ``hint`` is the next step (usually a command), shown on a line of its own by the command line.
+    ``hint`` is the next step. Two more say it for those who give arguments in another way, as the command line does
+    (``kbitq.cli.errors``): ``argument`` is the name of the argument that is at fault, as the message has it, and
+    ``remedy`` the name of the next step, ``data`` what that one is about.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, argument: str | None = None, remedy: str | None = None,
+        data: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
-        self.hint = hint
+        self.hint, self.argument, self.remedy, self.data = hint, argument, remedy, dict(data or {})
 
 
 class CheckpointError(KbitqError):
@@ -37,8 +45,8 @@ class NoSpaceError(CheckpointError):
 class NonFiniteError(KbitqError):
     """A tensor to be quantized has NaN or infinite values. ``tensor``, ``count``, ``first`` (flat index) say which."""
 
-    def __init__(self, message: str, *, tensor: str, count: int, first: int, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, tensor: str, count: int, first: int, **told: Any) -> None:
+        super().__init__(message, **told)
         self.tensor, self.count, self.first = tensor, count, first
 
 

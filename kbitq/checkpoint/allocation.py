@@ -53,9 +53,11 @@ def _check_budget(plan: Plan, budget: Budget) -> None:
     for option, patterns in (("weight", [p for p, _ in budget.factors]), ("tie", budget.ties)):
         for pattern in patterns:
             if not any(map(Rule(pattern).matches, names)):
-                raise SelectionError(f"--{option} '{pattern}' matches no tensor")
+                raise SelectionError(f"{option} '{pattern}' matches no tensor", argument=option)
     if budget.error == "importance" and plan.importance is None:
-        raise BudgetError("errors weighted by importance need an importance file", hint="--importance FILE")
+        raise BudgetError(
+            "errors weighted by importance need an importance file", hint="give importance", remedy="importance"
+        )
 
 
 def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> tuple[dict[str, Measured], Plan]:
@@ -115,7 +117,8 @@ class _Spending:
                 f"{self._wanted()} cannot be reached: at the smallest K the quantized tensors take "
                 f"{_bits(least.tensors):.4g} bits per weight, the weight files {sum(s.nbytes for s in least.shards):,} "
                 "bytes",
-                hint="quantize more (--no-keep-embeddings, --include 'PATTERN'), or allow more",
+                hint="quantize more (keep_embeddings=False, include), or allow more",
+                remedy="more",
             ) from error
 
     def _wanted(self) -> str:

@@ -106,7 +106,8 @@ def _write_decoded(
         if not bool(torch.isfinite(values).all()):
             raise CheckpointError(
                 f"{reader.checkpoint.where}: tensor {tensor.name} has values too large for {tensor.meta.dtype}",
-                hint="leave --dtype away, or use float32 or bfloat16",
+                hint="leave dtype away, or use float32 or bfloat16",
+                remedy="dtype",
             )
         writer.write(offset + span.first_element * size, values)
         meter.add(span.numel * size, tensor.name)

@@ -63,7 +63,9 @@ def inspect(
         return _inspect_quantized(open_quantized(checkpoint), against, progress)
     if against is not None:
         raise CheckpointError(
-            f"{checkpoint.where} is not quantized, so there is nothing to compare", hint="leave --against"
+            f"{checkpoint.where} is not quantized, so there is nothing to compare",
+            hint="leave against away",
+            remedy="against",
         )
     prepare_source(checkpoint)
     return _inspect_source(checkpoint, tuple(ks), sample, progress)

@@ -117,7 +117,8 @@ class Selection:
             for pattern in patterns:
                 if not any(map(Rule(pattern).matches, names)):
                     raise SelectionError(
-                        f"--{option} '{pattern}' matches no tensor",
+                        f"{option} '{pattern}' matches no tensor",
+                        argument=option,
                         hint="kbitq inspect lists the tensor names; globs match a whole name, so try "
                         f"'*{pattern.strip('*')}*'",
                     )

@@ -76,7 +76,8 @@ def read_tokens(path: str | Path, vocabulary: int) -> Tensor:
                 return torch.from_numpy(ids.astype(np.int64))
     raise KbitqError(
         f"{path} does not hold token ids below {vocabulary:,} as uint16 or uint32",
-        hint="give a text with --text, or ids of this model's tokenizer",
+        hint="give ids that this model's tokenizer made",
+        remedy="text",
     )
 
 

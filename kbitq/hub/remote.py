@@ -59,7 +59,8 @@ class HubFile:
         if not data or len(data) > count or (response.status_code != 206 and not whole):
             raise CheckpointError(
                 f"{self.where}: the server answered a request for {count} bytes with {len(data)}",
-                hint="run it again without --stream",
+                hint="download the repository and read the copy",
+                remedy="no-stream",
             )
         return data
 

@@ -48,7 +48,7 @@ def write_page(
     libraries = _libraries()
     report = inspect(path, against=against, progress=progress)
     if not report.quantized:
-        raise CheckpointError(f"{path} is not quantized by kbitq", hint=f"kbitq quantize {path} --k 3")
+        raise CheckpointError(f"{path} is not quantized by kbitq", remedy="quantize", data={"path": path})
     text = _rendered(page_data(path, report, against, progress), libraries)
     try:
         Path(out).write_text(text, encoding="utf-8")

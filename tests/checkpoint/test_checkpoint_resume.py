@@ -246,7 +246,7 @@ def test_other_options_are_refused(source: Path, tmp_path: Path, sync_always: No
     interrupted(source, tmp_path)
     with pytest.raises(CheckpointError, match="unfinished output of another run: k was 3 and is now 4") as e:
         quantize(source, tmp_path / "out", k=4, max_shard_size=300_000)
-    assert "--force" in (e.value.hint or "")
+    assert "force=True" in (e.value.hint or "")
     quantize(source, tmp_path / "out", k=4, max_shard_size=300_000, force=True)
     quantize(source, tmp_path / "k4", k=4, max_shard_size=300_000)
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "k4")

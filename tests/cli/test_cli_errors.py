@@ -1,7 +1,10 @@
 """Every error a user can run into: the sentence names file and tensor, and nothing is left under a final name."""
 
+import ast
 import errno
 import json
+import re
+import string
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +15,9 @@ import typer
 from program import Kbitq, tiny_tensors
 from safetensors.numpy import save_file
 
+import kbitq as library
 from kbitq.cli import errors
-from kbitq.errors import BuildError, CheckpointError, CodebookError, NoSpaceError
+from kbitq.errors import BuildError, CheckpointError, CodebookError, NoSpaceError, SelectionError
 
 UP_PROJ = "model.layers.0.mlp.up_proj.weight"
 
@@ -293,6 +297,47 @@ def test_explain(error: Exception, sentence: str, hint: str | None) -> None:
     assert (explained.hint is None) == (hint is None)
     assert hint is None or hint in explained.hint
     assert explained.exit_code == 1
+
+
+def calls_of_errors() -> list[tuple[str, ast.Call]]:
+    """Every call in kbitq/ that makes an error, with its place."""
+    return [
+        (f"{path.name}:{node.lineno}", node)
+        for path in sorted(Path(library.__file__).parent.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error")
+    ]
+
+
+def texts(node: ast.AST) -> list[str]:
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def test_the_library_names_no_option_of_the_command_line() -> None:
+    named = re.compile(r"(?<![\w-])(--[a-z]|-o\b)")
+    told = [(place, text) for place, call in calls_of_errors() for text in texts(call) if named.search(text)]
+    told = [(place, text) for place, text in told if not text.startswith("pip install")]
+    assert told == []
+
+
+def test_every_remedy_is_said_and_every_sentence_is_used() -> None:
+    used: set[str] = set()
+    for place, call in calls_of_errors():
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        if "remedy" not in given:
+            continue
+        (name,) = texts(given["remedy"])
+        data = given.get("data")
+        keys = {key.value for key in data.keys} if isinstance(data, ast.Dict) else set()
+        fields = {field for _, field, _, _ in string.Formatter().parse(errors._REMEDIES[name]) if field}
+        assert keys == fields, place
+        used.add(name)
+    assert used == set(errors._REMEDIES)
+
+
+def test_an_argument_is_told_as_its_option() -> None:
+    error = SelectionError("max_shard_size must be positive, not 0", argument="max_shard_size")
+    assert errors.explain(error).sentence == "--max-shard-size must be positive, not 0"
 
 
 def test_explain_what_is_not_an_error_of_ours() -> None:

@@ -31,13 +31,17 @@ def check_destination(
     source = getattr(checkpoint.storage, "root", None) or getattr(checkpoint.storage, "path", None)
     target = out.resolve()
     if source is not None and (target == source or target in source.parents):
-        raise CheckpointError(f"{out} is or holds the source", hint="choose another output with -o")
+        raise CheckpointError(f"{out} is or holds the source", hint="choose another output", remedy="another-output")
     if source is not None and source in target.parents:
-        raise CheckpointError(f"{out} lies in the source folder", hint="choose an output outside it with -o")
+        raise CheckpointError(
+            f"{out} lies in the source folder", hint="choose an output outside it", remedy="output-outside"
+        )
     if is_file and len(checkpoint.headers) > 1:
         raise CheckpointError(
             f"{checkpoint.where} has {len(checkpoint.headers)} weight files, so {out} cannot be one file",
-            hint=f"-o {str(out).removesuffix('.safetensors')} writes a folder",
+            hint="an output whose name does not end in .safetensors is a folder",
+            remedy="folder",
+            data={"out": str(out).removesuffix(".safetensors")},
         )
     if os.path.lexists(out):
         _check_replaceable(checkpoint, out, force, is_file=is_file, marker=marker)
@@ -52,21 +56,28 @@ def _check_replaceable(checkpoint: Checkpoint, out: Path, force: bool, *, is_fil
             f"{out} exists and is {'a folder' if is_file else 'a file'}", hint="choose another output"
         )
     if out.is_dir() and os.path.ismount(out):
-        raise OutputExistsError(f"{out} is a mount point and cannot be replaced", hint=f"-o {out}/NAME")
+        raise OutputExistsError(
+            f"{out} is a mount point and cannot be replaced",
+            hint="choose a folder below it",
+            remedy="below",
+            data={"out": out},
+        )
     if out.is_dir() and not any(out.iterdir()):
         return
     if not force:
-        raise OutputExistsError(f"{out} exists", hint="--force replaces it, -o chooses another name")
+        raise OutputExistsError(f"{out} exists", hint="force=True replaces it, or choose another name", remedy="exists")
     if out.is_dir() and marker is not None and not (out / marker).is_file():
         raise OutputExistsError(
             f"{out} exists and was not written by kbitq: it has no {marker}",
-            hint="remove the folder yourself, or choose another with -o",
+            hint="remove the folder yourself, or choose another output",
+            remedy="not-ours",
         )
     if out.is_dir() and (strange := _foreign_file(checkpoint, out)):
         # Replacing a folder removes it: never one that holds anything an output would not.
         raise OutputExistsError(
             f"{out} exists and holds {strange}, which is not part of such an output",
-            hint="remove the folder yourself, or choose another with -o",
+            hint="remove the folder yourself, or choose another output",
+            remedy="not-ours",
         )
 
 

@@ -61,7 +61,8 @@ class Staging:
         if free + here < nbytes:
             raise NoSpaceError(
                 f"{self.final} needs {nbytes - here:,} bytes and its disk has {free:,} free",
-                hint="free some space, or choose another disk with -o",
+                hint="free some space, or choose another disk",
+                remedy="another-disk",
             )
 
     def path(self, name: str) -> Path:

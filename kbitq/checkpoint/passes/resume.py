@@ -23,7 +23,8 @@ def check_key(journal: Journal, key: Mapping[str, Any], folder: Path) -> None:
     what = next((_difference(name, old.get(name), key.get(name)) for name in key if old.get(name) != key.get(name)), "")
     raise CheckpointError(
         f"{folder} is the unfinished output of another run: {what or 'it was made by another version'}",
-        hint="repeat that run to finish it, or use --force to start over",
+        hint="repeat that run to finish it, or start over with force=True",
+        remedy="start-over",
     )
 
 

@@ -85,5 +85,6 @@ def nonfinite_error(checkpoint: Checkpoint, tensor: SourceTensor, scan: Scan) ->
         tensor=tensor.name,
         count=scan.nonfinite,
         first=scan.first,
-        hint="--on-nonfinite keep copies such tensors unquantized, --exclude PATTERN leaves them alone",
+        hint="on_nonfinite='keep' copies such tensors unquantized, a pattern in exclude leaves them alone",
+        remedy="nonfinite",
     )

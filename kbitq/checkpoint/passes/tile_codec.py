@@ -160,15 +160,18 @@ def resolve_devices(wanted: str) -> tuple[str, ...]:
     if reason is not None:
         if wanted == "auto":
             return ("cpu",)
-        raise BuildError(f"--device {wanted} cannot be used: {reason}", hint="kbitq env shows what was found")
+        raise BuildError(
+            f"device {wanted} cannot be used: {reason}", hint="kbitq env shows what was found", argument="device"
+        )
     present = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     if wanted in ("auto", "cuda"):
         return present
     names = tuple(dict.fromkeys(name.strip() for name in wanted.split(",")))
     if unknown := [name for name in names if name not in present]:
         raise BuildError(
-            f"--device {wanted} cannot be used: {unknown[0]} is none of {', '.join(present)}",
+            f"device {wanted} cannot be used: {unknown[0]} is none of {', '.join(present)}",
             hint="kbitq env shows what was found",
+            argument="device",
         )
     return names
 

@@ -85,7 +85,9 @@ class Plan:
         if twice := [n for n, count in names.items() if count > 1]:
             raise CheckpointError(
                 f"{self.source}: a tensor is already called {twice[0]}, the name of a quantized tensor's part",
-                hint=f"--exclude '{twice[0].rsplit('_', 1)[0]}' keeps the tensor whose part it would be",
+                hint="exclude the tensor whose part it would be",
+                remedy="exclude",
+                data={"tensor": twice[0].rsplit("_", 1)[0]},
             )
         return shards
 

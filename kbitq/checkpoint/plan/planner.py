@@ -20,6 +20,8 @@ from kbitq.choose.importance import Importance, load_importance
 from kbitq.errors import SelectionError
 from kbitq.format import element_count
 
+_INCLUDE = "a pattern in include adds tensors"
+
 
 def plan_quantize(source: str | Path | Storage, out: str | Path | None, options: QuantizeOptions) -> Plan:
     """Plan a run. Reads headers, index and config only.
@@ -50,7 +52,9 @@ def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> N
     if options.k is None and options.budget is None:
         for tensor in tensors:
             if tensor.quantized and not tensor.pinned:
-                raise SelectionError(f"nothing says the K of {tensor.name}", hint="--k N is for what no rule gives a K")
+                raise SelectionError(
+                    f"nothing says the K of {tensor.name}", hint="k is for what no rule gives a K", remedy="k"
+                )
 
 
 def _label(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> str:
@@ -86,12 +90,12 @@ def check_worthwhile(where: str, tensors: Sequence[TensorPlan], options: Quantiz
         if not tensor.quantized:
             weights[tensor.reason] += element_count(tensor.shape)
     listed = ", ".join(f"kept: {reason} ({count:,} parameters)" for reason, count in weights.most_common(3))
-    hint = "--include 'PATTERN' adds tensors"
     if not chosen:
-        raise SelectionError(f"{where}: no tensor would be quantized; {listed}", hint=hint)
+        raise SelectionError(f"{where}: no tensor would be quantized; {listed}", hint=_INCLUDE, remedy="include")
     if chosen < options.min_coverage * parameters:
         raise SelectionError(
             f"{where}: only {chosen / parameters:.1%} of the parameters would be quantized, less than the "
             f"{options.min_coverage:.1%} asked for; {listed}",
-            hint=hint,
+            hint=_INCLUDE,
+            remedy="include",
         )

@@ -277,7 +277,9 @@ def _check_index(checkpoint: Checkpoint, index: str, weight_map: dict[str, str])
             place = f"it is in {found.file}" if found else "no shard has it"
             raise CheckpointError(
                 f"{checkpoint.where}/{index}: tensor {shown(name)} is said to be in {file}, but {place}",
-                hint=f"download the checkpoint again, or kbitq verify {checkpoint.where} --repair-index",
+                hint="download the checkpoint again, or repair_index(path)",
+                remedy="index",
+                data={"path": checkpoint.where},
             )
     forgotten = [n for n in checkpoint.tensors if n not in weight_map]
     if forgotten:

@@ -71,7 +71,9 @@ def refuse_quantized(checkpoint: Checkpoint) -> None:
     if is_kbitq(checkpoint):
         raise CheckpointError(
             f"{checkpoint.where} is already quantized by kbitq",
-            hint=f"kbitq dequantize {checkpoint.where} -o OUT gives an ordinary checkpoint; better is its original",
+            hint="take the original model; dequantize_checkpoint comes close to it",
+            remedy="original",
+            data={"path": checkpoint.where},
         )
     tool = foreign_config(checkpoint.config) or foreign_tensors(checkpoint.tensors.values())
     if tool is not None and tool != FP8_METHOD:

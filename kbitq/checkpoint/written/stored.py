@@ -67,7 +67,7 @@ def open_quantized(source: str | os.PathLike[str] | Storage | Checkpoint) -> Qua
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     if not is_kbitq(checkpoint):
         raise CheckpointError(
-            f"{checkpoint.where} is not quantized by kbitq", hint=f"kbitq quantize {checkpoint.where} --k 3"
+            f"{checkpoint.where} is not quantized by kbitq", remedy="quantize", data={"path": checkpoint.where}
         )
     meta, config = _metadata(checkpoint), _config(checkpoint)
     opened = QuantizedCheckpoint(checkpoint, reasons=meta.kept)

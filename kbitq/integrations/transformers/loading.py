@@ -14,7 +14,7 @@ def resolve_device(device: str) -> str:
     """``auto`` is a GPU if torch sees one. Raises BuildError for ``cuda`` where there is none."""
     found = torch.cuda.is_available()
     if device == "cuda" and not found:
-        raise BuildError("torch sees no CUDA device", hint="use --device cpu")
+        raise BuildError("torch sees no CUDA device", hint="device='cpu' works everywhere", remedy="cpu")
     return ("cuda" if found else "cpu") if device == "auto" else device
 
 

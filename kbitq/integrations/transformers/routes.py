@@ -207,7 +207,8 @@ def _targets(model: Any, manifest: Manifest) -> dict[str, Target]:
         if found in merged and name != manifest.guard:
             raise FormatError(
                 f"tensor {name}: it is merged with quantized ones into {found}, but is not quantized itself",
-                hint="quantize all experts of a layer or none: --exclude '*.experts.*'",
+                hint="quantize all experts of a layer or none",
+                remedy="all-experts",
             )
     return targets
 
