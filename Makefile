@@ -1,7 +1,7 @@
 # Thin on purpose: each word here is one command, the same one that CI runs.
 #
 #   make demo       quantize a real model, look at it, turn it back, check that it still works
-#   make test       run the tests                      (PYTEST_ARGS="-k codec" for some of them)
+#   make test       run the tests, a process on each core (WORKERS=0: one; PYTEST_ARGS="-k codec": some of them)
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
@@ -17,6 +17,7 @@ SHELL       := /bin/bash
 PYTHON      ?= python3
 VENV        ?= $(or $(VIRTUAL_ENV),$(CURDIR)/.venv)
 KBITQ_CUDA  ?= AUTO
+WORKERS     ?= auto
 PYTEST_ARGS ?=
 FUZZ        ?= 1500
 PY          := $(VENV)/bin/python
@@ -40,7 +41,7 @@ demo: $(STAMP)-demo
 	$(PY) examples/demo.py
 
 test: $(STAMP)-test
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP)-lint
 	$(PY) -m ruff check .

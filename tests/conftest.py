@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# `make test` runs a process on each core, so each has one thread (and the processes that it starts); the tests of
+# threads ask for more. Set before torch is imported, which reads it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same cases in every run, so that a change is judged by what it does; KBITQ_RANDOM=1 draws new ones.
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("default" if os.environ.get("KBITQ_RANDOM") else "fixed")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build import model_tensors, write_folder
+from helpers.checkpoints import model_tensors, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
 
 

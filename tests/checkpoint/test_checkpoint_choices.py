@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import kbitq
-from build import bytes_of
+from helpers.checkpoints import bytes_of
 from kbitq import ops
 from kbitq.checkpoint import Plan, QuantizeOptions, RunReport, choose, plan_quantize, plan_recipe, run, write_recipe
 from kbitq.choose.knapsack import Budget
@@ -329,11 +329,11 @@ def test_measuring_every_k_takes_at_most_three_quantizations(tmp_path: Path) -> 
     levels, amax = torch.from_numpy(np.array(codebooks.optimal(5))), ops.scan(w)[0]
     ratios = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()  # the clock on the wall would measure what else the machine does
         ops.quantize(w, levels, amax=amax)
-        middle = time.perf_counter()
+        middle = time.process_time()
         budgeted(tmp_path / "m.safetensors", bpw=3.25)
-        ratios.append((time.perf_counter() - middle) / (middle - started))
+        ratios.append((time.process_time() - middle) / (middle - started))
     assert min(ratios) <= 3
 
 

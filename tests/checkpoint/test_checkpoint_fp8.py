@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import kbitq
-from build import gaussian, write_folder
+from helpers.checkpoints import gaussian, write_folder
 from kbitq.checkpoint import RunReport, dequantize_checkpoint
 from kbitq.errors import CheckpointError, NonFiniteError
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from build import QUANTIZED, bytes_of, gaussian, model_tensors, partials, read_header, write_folder
+from helpers.checkpoints import QUANTIZED, bytes_of, gaussian, model_tensors, partials, read_header, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
 from kbitq.codecs import codebooks, reference
 from kbitq.errors import (

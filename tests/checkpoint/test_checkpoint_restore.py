@@ -12,7 +12,7 @@ from safetensors.torch import load_file as plain_load
 from safetensors.torch import save_file as plain_save
 
 import kbitq
-from build import QUANTIZED, bytes_of, gaussian, model_tensors, raw_file, read_header, write_folder
+from helpers.checkpoints import QUANTIZED, bytes_of, gaussian, model_tensors, raw_file, read_header, write_folder
 from kbitq.checkpoint import RunReport, dequantize_checkpoint, inspect
 from kbitq.codecs import reference
 from kbitq.errors import CheckpointError, FormatError, KbitqError, OutputExistsError

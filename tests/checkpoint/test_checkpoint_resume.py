@@ -15,7 +15,7 @@ from threading import RLock
 import pytest
 import torch
 
-from build import bytes_of, gaussian, partials, write_folder
+from helpers.checkpoints import bytes_of, gaussian, partials, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.staging import Staging

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from build import entry, gaussian, raw_file
+from helpers.checkpoints import entry, gaussian, raw_file
 from kbitq.checkpoint import QuantizeOptions, RunReport, estimate, plan_quantize, run, verify
 
 Quantize = Callable[..., RunReport]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from build import bytes_of, entry, gaussian, model_tensors, raw_file, write_folder
+from helpers.checkpoints import bytes_of, entry, gaussian, model_tensors, raw_file, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize
 from kbitq.checkpoint.source.open import open_checkpoint
 from kbitq.errors import CheckpointError, FormatError

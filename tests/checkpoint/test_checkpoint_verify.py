@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from build import bytes_of, gaussian, model_tensors, raw_file, read_header, write_folder
+from helpers.checkpoints import bytes_of, gaussian, model_tensors, raw_file, read_header, write_folder
 from kbitq.checkpoint import RunReport, repair_index, verify
 from kbitq.checkpoint.source.open import open_checkpoint
 from kbitq.errors import CheckpointError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from build import bytes_of, gaussian, write_folder
+from helpers.checkpoints import bytes_of, gaussian, write_folder
 from kbitq import ops
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 from kbitq.checkpoint.passes import device_pipeline, journal

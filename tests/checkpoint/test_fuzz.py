@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kbitq
-from build import bytes_of, gaussian, read_header, write_folder
+from helpers.checkpoints import bytes_of, gaussian, read_header, write_folder
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
 from kbitq.checkpoint.passes import journal
 from kbitq.checkpoint.source.header import parse_header

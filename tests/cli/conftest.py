@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from program import Kbitq, Result, tiny_tensors
 from safetensors.numpy import save_file
 
+from helpers.program import Kbitq, Result, tiny_tensors
 from kbitq.cli.main import run
 
 

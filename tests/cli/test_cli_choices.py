@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import Kbitq
 from safetensors.numpy import save_file
+
+from helpers.program import Kbitq
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import Kbitq, tiny_tensors
 from safetensors import safe_open
 from safetensors.numpy import load_file
+
+from helpers.program import Kbitq, tiny_tensors
 
 
 def test_round_trip(kbitq: Kbitq, tiny: Path, tiny_k3: Path) -> None:

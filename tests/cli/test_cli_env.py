@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from program import Kbitq, Result
 
 import kbitq as library
+from helpers.program import Kbitq, Result
 from kbitq import _C
 from kbitq.cli.commands import env
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from program import Kbitq, tiny_tensors
 from safetensors.numpy import save_file
 
 import kbitq as library
+from helpers.program import Kbitq, tiny_tensors
 from kbitq.cli import errors
 from kbitq.errors import BuildError, CheckpointError, CodebookError, NoSpaceError, SelectionError
 

@@ -2,16 +2,13 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import Result, spawn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hub"))
-
-from fake_hub import FakeHub, HostedRepo, commit_of
+from helpers.fake_hub import FakeHub, HostedRepo, commit_of
+from helpers.program import Result, spawn
 
 
 @pytest.fixture

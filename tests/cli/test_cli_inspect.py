@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from program import Kbitq, tiny_tensors
+
+from helpers.program import Kbitq, tiny_tensors
 
 UP_PROJ = "model.layers.0.mlp.up_proj.weight"
 ROW = {"name", "verdict", "reason", "shape", "dtype", "k", "bits_per_weight", "scale", "codebook", "sqnr_db"}

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from program import Kbitq
+
+from helpers.program import Kbitq
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

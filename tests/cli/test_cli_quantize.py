@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import Kbitq, spawn, tiny_tensors
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+
+from helpers.program import Kbitq, spawn, tiny_tensors
 
 QUANTIZED = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
 

@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from program import Kbitq
+
+from helpers.program import Kbitq
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from program import PROGRAM, Kbitq, spawn
 
 import kbitq as library
+from helpers.program import PROGRAM, Kbitq, spawn
 
 HELP_SECONDS = 0.3
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "transformers")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import PROGRAM, Kbitq, spawn
 from safetensors.numpy import save_file
 
+from helpers.program import PROGRAM, Kbitq, spawn
 from kbitq.checkpoint import Progress
 from kbitq.cli.views import progress
 from kbitq.cli.views.text import size_text

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from program import Kbitq
+
+from helpers.program import Kbitq
 
 
 @pytest.mark.parametrize(

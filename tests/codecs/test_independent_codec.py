@@ -4,10 +4,10 @@ import ast
 import json
 from pathlib import Path
 
-import independent_codec as other
 import numpy as np
 import pytest
 
+from helpers import independent_codec as other
 from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, plan_quantize, run
 
 DTYPES = ("F32", "BF16", "F16", "F64")

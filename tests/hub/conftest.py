@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 # huggingface_hub reads its settings when it is first imported: the endpoint is patched per test below.
 os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -20,8 +17,9 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
     """A running ``FakeHub``; the client in this process speaks to it, with a valid token and an empty cache."""
     import huggingface_hub
-    from fake_hub import FakeHub
     from huggingface_hub import constants
+
+    from helpers.fake_hub import FakeHub
 
     fake = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", fake.url)

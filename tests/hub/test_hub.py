@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_hub import CUT, FakeHub, HostedRepo
 from safetensors.torch import save
 
+from helpers.fake_hub import CUT, FakeHub, HostedRepo
 from kbitq.checkpoint import QuantizeOptions, inspect, plan_quantize, run
 from kbitq.checkpoint.passes import journal
 from kbitq.checkpoint.source import memory

@@ -12,8 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
     """``folders(kind, k, **options)``: an ordinary folder, and the same quantized as ``kbitq quantize`` does."""
-    from small_models import make_model
-
+    from helpers.small_models import make_model
     from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 
     root = tmp_path_factory.mktemp("models")

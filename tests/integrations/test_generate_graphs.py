@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from small_models import auto_class, sample_inputs
-from tolerances import LOGITS, relative_error
+
+from helpers.small_models import auto_class, sample_inputs
+from helpers.tolerances import LOGITS, relative_error
 
 
 @pytest.mark.cuda

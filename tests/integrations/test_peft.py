@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 import torch
-from small_models import auto_class, outputs, sample_inputs
-from tolerances import LOGITS, relative_error
 
 import kbitq
+from helpers.small_models import auto_class, outputs, sample_inputs
+from helpers.tolerances import LOGITS, relative_error
 from kbitq.nn import KbitLinear, replace_linears
 
 peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_models import auto_class, outputs
-from tolerances import LOGITS, relative_error
 from torch import nn
 
 import kbitq
+from helpers.small_models import auto_class, outputs
+from helpers.tolerances import LOGITS, relative_error
 from kbitq.nn import KbitEmbedding, KbitExperts, KbitLinear
 
 KINDS = ["llama", "llama-tied", "moe", "gpt2", "bert", "vit"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from small_models import auto_class, make_model, outputs, sample_inputs
 from torch import nn
 
 import kbitq
+from helpers.small_models import auto_class, make_model, outputs, sample_inputs
 from kbitq.nn import KbitEmbedding, KbitExperts, KbitLinear, replace_linears
 
 PACKED_WHOLE = ["llama", "llama-tied", "moe", "bert"]  # no quantized tensor of these is decoded on load

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import auto_class, llama_config, outputs, sample_inputs
-from tolerances import LOGITS, relative_error
 
 import kbitq
+from helpers.small_models import auto_class, llama_config, outputs, sample_inputs
+from helpers.tolerances import LOGITS, relative_error
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 
 

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 import torch
-from layered_model import Experts
-from tolerances import LINEAR, LOGITS, relative_error
 from torch import nn
 
 import kbitq
+from helpers.layered_model import Experts
+from helpers.tolerances import LINEAR, LOGITS, relative_error
 from kbitq import ops
 from kbitq.nn import ExpertStack, KbitExperts, dequantize_modules, experts, pack_experts, replace_linears
 from kbitq.ops import tiled_linear

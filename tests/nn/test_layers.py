@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 import torch
-from layered_model import IDS, Model
-from tolerances import LINEAR, LOGITS, relative_error
 from torch import nn
 
 import kbitq
+from helpers.layered_model import IDS, Model
+from helpers.tolerances import LINEAR, LOGITS, relative_error
 from kbitq.nn import KbitEmbedding, KbitLinear, dequantize_modules, replace_linears
 
 CASTS = {

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from tolerances import LINEAR, relative_error
 
 import kbitq
+from helpers.tolerances import LINEAR, relative_error
 from kbitq.ops.linear import FUSED_ROWS, FUSED_ROWS_FLOAT, linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

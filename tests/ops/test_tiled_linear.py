@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tolerances import LINEAR
 
+from helpers.tolerances import LINEAR
 from kbitq import ops
 from kbitq._core import core
 from kbitq.codecs import codebooks
@@ -49,7 +49,7 @@ def exact_weight(packed, absmax, books, cols: int) -> torch.Tensor:
 
 SMALLER = """
 import torch
-from test_linear_cuda import KS, TestLinear, exact_weight, quantized, random
+from ops.test_tiled_linear import KS, TestLinear, exact_weight, quantized, random
 from kbitq.ops import tiled_linear
 from kbitq.ops.linear import linear
 device = torch.device("cuda")
@@ -189,7 +189,7 @@ class TestLinear:
         """The plans for other cards' shared memory, without clusters; on the oldest, weights are decoded instead."""
         run = subprocess.run(
             [sys.executable, "-c", SMALLER],
-            env={**os.environ, "KBITQ_TEST_CARD": card, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "KBITQ_TEST_CARD": card, "PYTHONPATH": str(Path(__file__).parents[1])},
             capture_output=True,
             text=True,
         )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import Browser
 from safetensors.torch import save_file
 
+from helpers.browser import Browser
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 from kbitq.choose.selection import TensorRule
 from kbitq.errors import BuildError, CheckpointError

@@ -37,7 +37,7 @@ class Browser:
             self._call("DELETE", "")
         finally:
             self._process.terminate()
-            self._process.wait()
+            self._process.communicate()  # closes the pipe too
 
     def open(self, page: Path) -> None:
         """Open a file and wait until its charts are drawn."""
