@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments, looking, parsing
+from kbitq.cli.options import arguments, looking, output, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
 
@@ -30,6 +30,7 @@ def command(
     histograms: looking.Histograms = False,
     diff: looking.Diff = None,
     html: looking.Html = None,
+    force: output.Force = False,
     *,
     talk: Printing,
 ) -> None:
@@ -47,7 +48,7 @@ def command(
         else:
             from kbitq.report.html import write_page
 
-            report = write_page(target, html, source, progress)
+            report = write_page(target, html, source, progress, force=force)
     if not report.quantized and (by != "tensor" or worst or histograms or diff):
         raise typer.BadParameter("--by, --worst, --histograms and --diff are for quantized checkpoints.")
     other = None

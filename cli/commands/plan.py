@@ -7,7 +7,7 @@ import typer
 from kbitq.cli.console import console
 from kbitq.cli.options import parsing
 from kbitq.cli.options.printing import Printing
-from kbitq.cli.options.request import Request, finished, options_of
+from kbitq.cli.options.request import Request, finished, options_of, write_recipe
 from kbitq.cli.options.signature import spread
 
 EPILOG = parsing.examples(
@@ -26,4 +26,6 @@ def command(context: typer.Context, request: Request, talk: Printing) -> None:
 
     options = options_of(request, context)
     found = sources.find(request.source, stream=request.stream)
-    planning.show(finished(checkpoint.plan_quantize(found.place, request.output, options), request.write_recipe))
+    plan = finished(checkpoint.plan_quantize(found.place, request.output, options), request.write_recipe)
+    write_recipe(plan, request.write_recipe)
+    planning.show(plan)

@@ -10,7 +10,7 @@ import typer
 from kbitq.cli.console import console
 from kbitq.cli.options import hub, output, parsing
 from kbitq.cli.options.printing import Printing
-from kbitq.cli.options.request import Request, finished, options_of
+from kbitq.cli.options.request import Request, finished, options_of, write_recipe
 from kbitq.cli.options.signature import spread
 
 if TYPE_CHECKING:
@@ -52,9 +52,11 @@ def command(context: typer.Context, request: Request, publishing: Publishing, ta
     if publishing.dry_run:
         from kbitq.cli.views import planning
 
+        write_recipe(plan, request.write_recipe)
         planning.show(plan)
         return
     out = _carry_out(plan)
+    write_recipe(plan, request.write_recipe)
     if target is not None:
         from kbitq.cli import publish
 

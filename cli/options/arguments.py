@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from kbitq.cli.options import parsing
+from kbitq.cli.options import files, parsing
 
 Source = Annotated[
     Path,
+    files.READ,
     typer.Argument(
         metavar="SRC",
         help="A .safetensors file, a folder with one (or shards and an index), or org/name\\[@revision] on the Hub.",
@@ -20,6 +21,7 @@ Source = Annotated[
 ]
 Checkpoint = Annotated[
     Path,
+    files.READ,
     typer.Argument(
         metavar="PATH",
         help="A .safetensors file, a folder, or org/name\\[@revision] on the Hub; quantized or not.",
@@ -29,6 +31,7 @@ Checkpoint = Annotated[
 ]
 Quantized = Annotated[
     Path,
+    files.READ,
     typer.Argument(
         metavar="PATH",
         help="A file or folder that kbitq quantize wrote, or org/name\\[@revision] on the Hub.",
@@ -38,6 +41,8 @@ Quantized = Annotated[
 ]
 LocalQuantized = Annotated[
     Path,
+    files.READ,
+    files.READ,
     typer.Argument(
         metavar="PATH",
         help="A file or folder that kbitq quantize wrote.",
@@ -50,6 +55,7 @@ Repository = Annotated[
 ]
 Model = Annotated[
     Path,
+    files.READ,
     typer.Argument(
         metavar="MODEL",
         help="The folder of a language model, quantized or not, or ORG/NAME of the Hub.",

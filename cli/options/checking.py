@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from kbitq.cli.options import parsing
+from kbitq.cli.options import files, parsing
 
 MadeFrom = Annotated[
     Path | None,
+    files.READ,
     typer.Option(
         "--source",
         metavar="SRC",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kbitq.cli.options import parsing
+from kbitq.cli.options import files, parsing
 from kbitq.format import K_MAX, K_MIN
 
 K = Annotated[
@@ -27,6 +27,7 @@ Scale = Annotated[
 ]
 Codebook = Annotated[
     str,
+    files.READ,
     typer.Option(
         metavar="optimal|nf|fit|FILE",
         help="The levels: optimal, nf (normal quantiles), fit (to each tensor), fit-shared (to all of one role), "
@@ -35,6 +36,7 @@ Codebook = Annotated[
 ]
 Importance = Annotated[
     Path | None,
+    files.READ,
     typer.Option(
         metavar="FILE",
         show_default=False,

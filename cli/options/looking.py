@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from kbitq.cli.options import parsing
+from kbitq.cli.options import files, parsing
 
 PANEL = "Ways to look at it"
 
 Against = Annotated[
     Path | None,
+    files.READ,
     typer.Option(
         metavar="SRC",
         autocompletion=parsing.complete_path,
@@ -48,6 +49,7 @@ Histograms = Annotated[
 ]
 Diff = Annotated[
     Path | None,
+    files.READ,
     typer.Option(
         metavar="OTHER",
         rich_help_panel=PANEL,
@@ -57,6 +59,7 @@ Diff = Annotated[
 ]
 Html = Annotated[
     Path | None,
+    files.WRITTEN,
     typer.Option(
         metavar="FILE",
         rich_help_panel=PANEL,

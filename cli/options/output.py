@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from kbitq.cli.options import parsing
+from kbitq.cli.options import files, parsing
 
 PANEL = "Output"
 
 Output = Annotated[
     Path | None,
+    files.OUTPUT,
     typer.Option(
         "-o",
         "--output",
@@ -25,6 +26,7 @@ Output = Annotated[
 ]
 RequiredOutput = Annotated[
     Path,
+    files.OUTPUT,
     typer.Option(
         "-o",
         "--output",

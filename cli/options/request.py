@@ -108,15 +108,25 @@ def _check_importance(wanted: str | None, given: Path | None) -> None:
         )
 
 
-def finished(plan: Plan, write_recipe: Path | None) -> Plan:
-    """The plan with its budget spent, and its recipe written where that is asked for."""
+def finished(plan: Plan, recipe: Path | None) -> Plan:
+    """The plan with its budget spent. That its recipe can be written is found out before."""
     from kbitq import checkpoint
+    from kbitq.checkpoint.plan.recipe import check_recipe_file
     from kbitq.cli.console import console
 
+    if recipe is not None:
+        check_recipe_file(plan, recipe)
     if plan.options.budget is not None:
         with console.progress("measuring") as progress:
             plan = checkpoint.choose(plan, progress)
-    if write_recipe is not None:
-        checkpoint.write_recipe(plan, write_recipe)
-        console.note(f"the recipe is in {write_recipe}")
     return plan
+
+
+def write_recipe(plan: Plan, path: Path | None) -> None:
+    """Write the recipe where that is asked for: after the run, so that a run can be repeated that was interrupted."""
+    from kbitq import checkpoint
+    from kbitq.cli.console import console
+
+    if path is not None:
+        checkpoint.write_recipe(plan, path)
+        console.note(f"the recipe is in {path}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kbitq.cli.options import files
+
 PANEL = "Rules"
 
 Rule = Annotated[
@@ -20,9 +22,12 @@ Rule = Annotated[
 ]
 Recipe = Annotated[
     Path | None,
+    files.READ,
     typer.Option(metavar="FILE", rich_help_panel=PANEL, show_default=False, help="Rules and options from a TOML file."),
 ]
 WriteRecipe = Annotated[
     Path | None,
+    files.WRITTEN,
+    files.READ,
     typer.Option(metavar="FILE", rich_help_panel=PANEL, show_default=False, help="Write what was chosen, as a recipe."),
 ]

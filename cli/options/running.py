@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from kbitq.cli.options import parsing
+from kbitq.cli.options import files, parsing
 
 Reference = Annotated[
     Path | None,
+    files.READ,
     typer.Option(
         "--against",
         metavar="SOURCE",
@@ -21,10 +22,12 @@ Reference = Annotated[
 ]
 TextFile = Annotated[
     Path | None,
+    files.READ,
     typer.Option("--text", metavar="FILE", show_default=False, exists=True, dir_okay=False, help="A text in UTF-8."),
 ]
 TokenFile = Annotated[
     Path | None,
+    files.READ,
     typer.Option(
         "--tokens",
         metavar="FILE",

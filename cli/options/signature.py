@@ -9,18 +9,24 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from kbitq.cli.options import files
+
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` with every dataclass parameter replaced by parameters of its own, one for each field.
 
     Typer reads options from a function's signature; this gives it one, and hands the command the dataclasses back.
+    Files that the options name are held apart first (``files.check_apart``).
     """
     signature = inspect.signature(command, eval_str=True)
     groups = {p.name: p.annotation for p in signature.parameters.values() if dataclasses.is_dataclass(p.annotation)}
     parameters = [spread_out for p in signature.parameters.values() for spread_out in _spread(p)]
 
+    roles = {p.name: role for p in parameters if (role := files.role_of(p.annotation)) is not None}
+
     @functools.wraps(command)
     def called(**given: Any) -> None:
+        files.check_apart(roles, given)
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
         command(**given)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kbitq.checkpoint.inspection import InspectReport, inspect
+from kbitq.checkpoint.output.extra_output import check_extra_output, write_extra_output
 from kbitq.checkpoint.source.progress import Progress
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
@@ -34,26 +35,28 @@ def write_page(
     out: str | Path,
     against: str | Path | Storage | None = None,
     progress: Watch = None,
+    *,
+    force: bool = True,
 ) -> InspectReport:
     """Write the page of a quantized checkpoint to ``out``, and return the inspection that it shows.
 
     Args:
         path: a file or folder written by kbitq.
-        out: an HTML file; replaced if it exists.
+        out: an HTML file; replaced if it exists, unless it is a part of ``path`` or ``against``.
         against: the source; then errors are measured again, and the page has its weights and what other K would give.
+        force: an ``out`` that exists is replaced.
 
     Raises:
-        BuildError: the libraries are not installed. CheckpointError, FormatError: as in ``inspect``.
+        BuildError: the libraries are not installed. CheckpointError, FormatError: as in ``inspect``, and where ``out``
+            cannot be written or would touch what is read.
     """
-    libraries = _libraries()
+    libraries, inputs = _libraries(), [place for place in (path, against) if place is not None]
+    check_extra_output(out, inputs, force=force)
     report = inspect(path, against=against, progress=progress)
     if not report.quantized:
         raise CheckpointError(f"{path} is not quantized by kbitq", remedy="quantize", data={"path": path})
     text = _rendered(page_data(path, report, against, progress), libraries)
-    try:
-        Path(out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{out} cannot be written ({error.strerror})") from None
+    write_extra_output(out, text, inputs, force=force)
     return report
 
 

@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.passes", "checkpoint.written",
         "choose", "codecs", "format", "ops", "quantized",
     },
-    "report": {"checkpoint", "checkpoint.source", "checkpoint.written", "choose", "codecs", "format", "ops"},
+    "report": {
+        "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.written", "choose", "codecs", "format",
+        "ops",
+    },
     "hub": {"checkpoint.source", "format"},  # it gives checkpoint a Storage
     "integrations": {"nn"},
     "integrations.transformers": {

@@ -6,9 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+from kbitq.checkpoint.output.same_place import is_or_lies_in
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, WEIGHTS_SUFFIX, WRITTEN_BY_KBITQ
-from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage
+from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage, local_path
 from kbitq.errors import CheckpointError, OutputExistsError
 
 
@@ -28,11 +29,10 @@ def check_destination(
 
     ``marker`` is a file that every such output has: a folder without it is somebody's own and is never replaced.
     """
-    source = getattr(checkpoint.storage, "root", None) or getattr(checkpoint.storage, "path", None)
-    target = out.resolve()
-    if source is not None and (target == source or target in source.parents):
+    source = local_path(checkpoint.storage)
+    if source is not None and is_or_lies_in(source, out):
         raise CheckpointError(f"{out} is or holds the source", hint="choose another output", remedy="another-output")
-    if source is not None and source in target.parents:
+    if source is not None and is_or_lies_in(out, source):
         raise CheckpointError(
             f"{out} lies in the source folder", hint="choose an output outside it", remedy="output-outside"
         )

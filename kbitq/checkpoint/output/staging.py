@@ -16,6 +16,11 @@ _REPLACED_SUFFIX = ".kbitq-replaced"
 _OUTPUT, _LOCK, _JOURNAL = "out", "lock", "journal"
 
 
+def working_folders(final: Path) -> tuple[Path, Path]:
+    """The hidden folders beside an output: where it is built, and where the one that it replaces waits for its end."""
+    return final.parent / f".{final.name}{STAGING_SUFFIX}", final.parent / f".{final.name}{_REPLACED_SUFFIX}"
+
+
 class Staging:
     """The hidden folder beside the final name in which one run at a time builds an output, renamed when all is synced.
 
@@ -24,7 +29,7 @@ class Staging:
 
     def __init__(self, final: Path) -> None:
         self.final = final
-        self.folder = final.parent / f".{final.name}{STAGING_SUFFIX}"
+        self.folder, self._replaced = working_folders(final)
         self.output, self.journal = self.folder / _OUTPUT, self.folder / _JOURNAL
         self._lock = -1
 
@@ -89,11 +94,10 @@ class Staging:
         """Give the folder its final name. With ``replace`` an earlier output there is removed after, never before."""
         for root, _, _ in os.walk(self.output):
             sync_folder(Path(root))
-        replaced = self.final.parent / f".{self.final.name}{_REPLACED_SUFFIX}"
         with writing(self.final):
-            shutil.rmtree(replaced, ignore_errors=True)
+            shutil.rmtree(self._replaced, ignore_errors=True)
             if replace and self.final.is_dir():
-                self.final.rename(replaced)
+                self.final.rename(self._replaced)
             try:
                 self.output.rename(self.final)  # onto nothing, or onto an empty folder
             except OSError as error:
@@ -101,7 +105,7 @@ class Staging:
                     raise
                 raise OutputExistsError(f"{self.final} appeared while the output was being made") from None
         sync_folder(self.final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(self._replaced, ignore_errors=True)
         self.discard()
 
     def discard(self) -> None:

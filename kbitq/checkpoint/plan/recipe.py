@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kbitq.checkpoint.output.extra_output import check_extra_output, write_extra_output
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.choose.recipe import exactly, recipe_text
 from kbitq.choose.selection import TensorRule
-from kbitq.errors import CheckpointError
 
 
 def plan_recipe(plan: Plan) -> str:
@@ -24,9 +24,16 @@ def plan_recipe(plan: Plan) -> str:
     return recipe_text(options, rules)
 
 
+def check_recipe_file(plan: Plan, path: str | Path) -> None:
+    """Raise what ``write_recipe`` would raise, before the work that comes between."""
+    check_extra_output(path, [plan.checkpoint.storage], plan.out, force=plan.options.force)
+
+
 def write_recipe(plan: Plan, path: str | Path) -> None:
-    """Write the recipe of a plan to a file. Raises CheckpointError where that cannot be done."""
-    try:
-        Path(path).write_text(plan_recipe(plan), encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{path}: the recipe cannot be written ({error.strerror})") from None
+    """Write the recipe of a plan to a file, which never takes the place of the source or of the output.
+
+    Raises:
+        OutputExistsError: the file exists, and the plan's ``force`` is not set.
+        CheckpointError: it is a part of the source or of the output, or cannot be written.
+    """
+    write_extra_output(path, plan_recipe(plan), [plan.checkpoint.storage], plan.out, force=plan.options.force)

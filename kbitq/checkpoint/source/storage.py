@@ -210,6 +210,15 @@ class LocalFolderStorage:
         return target
 
 
+def local_path(source: str | os.PathLike[str] | Storage) -> Path | None:
+    """Where a source is on this machine, as it was named; None for one that is read over the network."""
+    if isinstance(source, str | os.PathLike):
+        return Path(source)
+    if isinstance(source, LocalFileStorage):
+        return source.given
+    return source.root if isinstance(source, LocalFolderStorage) else None
+
+
 def hub_cache_blobs(folder: Path) -> Path | None:
     """The ``blobs`` folder that belongs to a snapshot of a Hub cache (``.../snapshots/<revision>[/...]``), or None."""
     for parent in folder.parents:
