@@ -42,6 +42,7 @@ _REMEDIES = {
     "dtype": "leave --dtype away, or use float32 or bfloat16",
     "exclude": "--exclude '{tensor}' keeps the tensor whose part it would be",
     "exists": "--force replaces it, -o chooses another name",
+    "file-exists": "--force replaces it; or choose another name",
     "folder": "-o {out} writes a folder",
     "importance": "--importance FILE",
     "include": "--include 'PATTERN' adds tensors",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from program import Kbitq, Result, tiny_tensors
 from safetensors.numpy import save_file
 
+from helpers.program import Kbitq, Result, tiny_tensors
 from kbitq import checkpoint
 from kbitq.checkpoint import estimation
 from kbitq.checkpoint.output.same_place import is_or_lies_in

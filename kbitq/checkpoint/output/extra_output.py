@@ -99,7 +99,9 @@ def _check_free(path: Path, force: bool) -> None:
         if not path.is_file():
             raise OutputExistsError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}", hint=_OTHER_NAME)
     if not force:
-        raise OutputExistsError(f"{path} exists", hint="--force replaces it; or choose another name")
+        raise OutputExistsError(
+            f"{path} exists", hint="force=True replaces it, or choose another name", remedy="file-exists"
+        )
 
 
 def _is_stream(path: Path) -> bool:
