@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kbitq.checkpoint.passes.devices import resolve_device
 from kbitq.checkpoint.passes.measure import Measured, measure
-from kbitq.checkpoint.passes.tile_codec import TileCodec, resolve_device
+from kbitq.checkpoint.passes.tile_codec import TileCodec
 from kbitq.checkpoint.plan.choice import Choice
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.planner import check_worthwhile

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from kbitq.checkpoint.output.destination import disk_free
-from kbitq.checkpoint.passes.run_state import ErrorSums, Scan
-from kbitq.checkpoint.passes.tile_codec import TileCodec, resolve_device
+from kbitq.checkpoint.passes.devices import resolve_device
+from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.source.memory import peak_memory, tile_bytes
 from kbitq.checkpoint.source.spans import Span
@@ -72,13 +72,14 @@ def _codec_rate(plan: Plan, seconds: float) -> float:
     core_dtype = TORCH_DTYPES[dtype] if dtype != "F64" else torch.float32
     w = torch.randn(_ROWS, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
     span, levels = Span(0, 0, _ROWS, _COLS, True, True), torch.from_numpy(codebooks.optimal(k).copy())
+    request = Request(levels, 8.0, scale)
     with TileReader(plan.checkpoint) as reader:
         codec = TileCodec(reader, resolve_device(plan.options.device))
-        codec.quantize_values(span, w, levels, 8.0, scale, ErrorSums())  # the first call also starts threads
+        codec.quantize_span(span, w, request)  # the first call also starts threads
         rounds, started = 0, time.perf_counter()
         while rounds == 0 or time.perf_counter() - started < seconds:
-            codec.scan_values(Scan(), span, w)
-            codec.quantize_values(span, w, levels, 8.0, scale, ErrorSums())
+            codec.scan_span(span, w)
+            codec.quantize_span(span, w, request)
             rounds += 1
         return rounds * w.numel() / (time.perf_counter() - started)
 

@@ -11,7 +11,7 @@ import torch
 
 from kbitq import ops
 from kbitq.checkpoint.passes.run_state import ErrorSums
-from kbitq.checkpoint.passes.tile_codec import TileCodec
+from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
@@ -144,10 +144,10 @@ def _try(
         return None
     would: dict[int, dict[str, Any]] = {}
     mine = {k: ErrorSums() for k in ks}
-    levels = {k: torch.from_numpy(codebooks.optimal(k).copy()) for k in ks}
+    requests = {k: Request(torch.from_numpy(codebooks.optimal(k).copy()), amax, "mse") for k in ks}
     for span, w in tiles if tiles is not None else _tiles(codec.reader, tensor):
         for k in ks:
-            codec.quantize_values(span, w, levels[k], amax, "mse", mine[k])
+            mine[k].add(span, codec.quantize_span(span, w, requests[k]).errors)
     for k in ks:
         size = quantized_nbytes(tensor.name, tensor.shape, k) + codebook_nbytes(k)
         would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}

@@ -12,7 +12,7 @@ import torch
 from kbitq import ops
 from kbitq.checkpoint.output.checksums import check_sums
 from kbitq.checkpoint.passes.run_state import ErrorSums
-from kbitq.checkpoint.passes.tile_codec import TileCodec
+from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.source.header import shown
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint, read_index
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
@@ -162,7 +162,7 @@ def _check_against(
 def _check_tensor(tensor: StoredTensor, reader: TileReader, plain: TileReader, report: VerifyReport) -> ErrorSums:
     """Measure one tensor against its original, and quantize that again where all that takes is known."""
     original = _original(tensor, plain, report)
-    sums, again = ErrorSums(), ErrorSums()
+    sums = ErrorSums()
     if original is None:
         return sums
     codebook = read_codebook(reader, tensor)
@@ -180,7 +180,7 @@ def _check_tensor(tensor: StoredTensor, reader: TileReader, plain: TileReader, r
         packed, absmax = read_span(reader, tensor, span)
         sums.add(span, ops.stats(values, packed, absmax, codebook))
         if repeatable and not differs:
-            done = codec.quantize_values(span, values, levels, amax, tensor.meta.scale, again)
+            done = codec.quantize_span(span, values, Request(levels, amax, tensor.meta.scale))
             parts = ((done.packed, packed), (done.absmax, absmax), (done.codebook, codebook))
             differs = not all(torch.equal(a, b) for a, b in parts)
     if differs:

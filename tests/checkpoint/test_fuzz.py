@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import kbitq
 from helpers.checkpoints import bytes_of, gaussian, read_header, write_folder
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
-from kbitq.checkpoint.passes import journal
+from kbitq.checkpoint.passes import journal, journal_lines
 from kbitq.checkpoint.source.header import parse_header
 from kbitq.checkpoint.written.stored import open_quantized
 from kbitq.errors import KbitqError
@@ -218,7 +218,7 @@ def test_journals_forged(begun: tuple[Path, Path, dict[str, bytes]], data: st.Da
         lines = (partial / "journal").read_bytes().splitlines()
         which = data.draw(st.integers(0, len(lines) - 1))
         record = mutated(data, json.loads(lines[which][9:]))
-        lines[which] = journal._line(record).rstrip(b"\n")
+        lines[which] = journal_lines.format_line(record).rstrip(b"\n")
         (partial / "journal").write_bytes(b"".join(line + b"\n" for line in lines))
         answered(lambda: run(plan_quantize(source, Path(place) / "out", QuantizeOptions(k=3, max_memory=1))))
 
@@ -234,7 +234,7 @@ def test_journals_that_lead_out_of_a_tensor(
     lines = (partial / "journal").read_bytes().splitlines(keepends=True)
     records = [json.loads(line[9:]) for line in lines]
     at = max(i for i, record in enumerate(records) if record["is"] == kind)
-    forged = journal._line({**records[at], "next": place})
+    forged = journal_lines.format_line({**records[at], "next": place})
     (partial / "journal").write_bytes(b"".join([*lines[:at], forged]))
     run(plan_quantize(source, tmp_path / "out", QuantizeOptions(k=3, max_memory=1)))
     assert bytes_of(tmp_path / "out") == whole

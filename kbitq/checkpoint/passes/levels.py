@@ -9,11 +9,11 @@ import torch
 
 from kbitq import ops
 from kbitq.checkpoint.passes.run_state import Scan
-from kbitq.checkpoint.passes.tile_codec import TileCodec
 from kbitq.checkpoint.plan.options import FITTED
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.spans import Span
+from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose.tensor_names import role_of
 from kbitq.codecs import fit
 from kbitq.format import block_count, element_count, matrix_shape
@@ -25,8 +25,8 @@ class LevelSource:
     The first pass of the run must be over: a tensor's largest magnitude sets the power of two of its blocks.
     """
 
-    def __init__(self, plan: Plan, codec: TileCodec, scans: Mapping[str, Scan]) -> None:
-        self._plan, self._codec, self._scans = plan, codec, scans
+    def __init__(self, plan: Plan, reader: TileReader, device: str, scans: Mapping[str, Scan]) -> None:
+        self._plan, self._reader, self._device, self._scans = plan, reader, device, scans
         self._columns = ColumnWeights(plan)
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
         self._shared: dict[tuple[str, int], torch.Tensor] = {}
@@ -80,13 +80,13 @@ class LevelSource:
 
     def _parts(self, tensor: TensorPlan, positions: np.ndarray, place: int) -> list[fit.Part]:
         """The blocks ``positions`` of one tensor; all of it is read, which is quicker than many small reads."""
-        source, device = self._plan.checkpoint.tensors[tensor.name], self._codec.device
+        source, device = self._plan.checkpoint.tensors[tensor.name], self._device
         amax = torch.tensor([self._scans[tensor.name].amax], dtype=torch.float32, device=device)
         parts: list[fit.Part] = []
-        for span in self._codec.reader.spans(source):
+        for span in self._reader.spans(source):
             low, high = np.searchsorted(positions, (span.first_block, span.first_block + span.blocks))
             if low < high:
-                w = self._codec.reader.read(source, span).to(device)
+                w = self._reader.read(source, span).to(device)
                 weights = self._columns.of(tensor, span)
                 weights = weights.to(device) if weights is not None else None
                 parts += fit.matrix_parts(w, amax, positions[low:high] - span.first_block, place + int(low), weights)

@@ -1,23 +1,70 @@
-"""Whether what an interrupted run left is of this run, and can be gone on from."""
+"""Taking up an interrupted run: whether what it left is of the same plan, and whether it makes sense."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kbitq.checkpoint.passes.journal import Done, Journal
-from kbitq.checkpoint.passes.run_state import Scan
+from kbitq.checkpoint.output.staging import Staging
+from kbitq.checkpoint.passes.journal import Journal
+from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.errors import CheckpointError
-from kbitq.format import BLOCK, element_count, matrix_shape
+from kbitq.format import BLOCK, FORMAT_VERSION, element_count, matrix_shape
+
+# What the bytes of an output do not depend on, so that it may differ when a run is taken up again.
+_FREE_OPTIONS = ("device", "force", "max_memory", "codebook", "min_coverage", "rules", "importance", "budget")
 
 
-def check_key(journal: Journal, key: Mapping[str, Any], folder: Path) -> None:
-    """Raise CheckpointError where a journal belongs to a run with another source or other options."""
-    old = journal.done.key
+def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
+    """The state of this plan's run, and its journal: an earlier run's if there is one of the same plan, or new ones.
+
+    Raises CheckpointError where the folder holds the journal of another run, unless the plan's options say ``force``.
+    """
+    key, state = run_key(plan), RunState()
+    journal = Journal(staging.journal, state)
+    try:
+        if not plan.options.force:
+            _check_key(state, key, staging.folder)
+        if state.key != key or not makes_sense(state, plan):
+            journal.close()
+            staging.clear()
+            state = RunState()
+            journal = Journal(staging.journal, state)
+            state.started(key)
+            journal.commit()
+        return state, journal
+    except BaseException:
+        journal.close()
+        raise
+
+
+def run_key(plan: Plan) -> dict[str, Any]:
+    """Everything that the bytes of the output depend on, as JSON: source, options, format version."""
+    options = {k: v for k, v in dataclasses.asdict(plan.options).items() if k not in _FREE_OPTIONS}
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+    options["importance"] = plan.importance.sha256 if plan.importance is not None else None
+    digests = {key: hashlib.sha256(levels.tobytes()).hexdigest() for key, (levels, _) in plan.levels.items()}
+    for (_, k), digest in sorted(digests.items()):
+        options[f"codebook of K={k}"] = digest[:16]
+    # Rules and a budget come down to this; the K of a budget are found again, since measuring is deterministic.
+    chosen = [
+        (t.name, t.k, t.scale, t.k and (plan.codebook_name(t), digests.get((t.codebook, t.k)))) for t in plan.tensors
+    ]
+    options["choice of K, scale and codebook"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
+    source: Mapping[str, Any] = {n: [f.size, f.token] for n, f in plan.checkpoint.fingerprints.items()}
+    return {"format_version": FORMAT_VERSION, "options": options, "source": dict(source), "name": plan.out.name}
+
+
+def _check_key(state: RunState, key: Mapping[str, Any], folder: Path) -> None:
+    """Raise CheckpointError where a state belongs to a run with another source or other options."""
+    old = state.key
     if old is None or old == key:
         return
     what = next((_difference(name, old.get(name), key.get(name)) for name in key if old.get(name) != key.get(name)), "")
@@ -38,31 +85,31 @@ def _difference(name: str, old: Any, new: Any) -> str:
     return f"{name} was {old!r} and is now {new!r}"
 
 
-def makes_sense(done: Done, plan: Plan) -> bool:
-    """Whether a journal speaks of this plan's tensors and of places in them.
+def makes_sense(state: RunState, plan: Plan) -> bool:
+    """Whether a state speaks of this plan's tensors and of places in them.
 
-    Checksums find damage; this finds what a run of the plan would not have written, so that nothing is read or written
-    at a place that a journal made up.
+    Checksums find damage in a journal. This finds what a run of the plan would not have recorded, so that nothing is
+    read or written at a place that a forged journal made up.
     """
     tensors = {t.name: t for t in plan.tensors}
-    if not all(name in tensors and _scan_fits(scan, tensors[name]) for name, scan in done.scans.items()):
+    if not all(name in tensors and _scan_fits(scan, tensors[name]) for name, scan in state.scans.items()):
         return False
-    if done.scanning is not None:
-        name, place, scan = done.scanning
-        if name not in tensors or not _scan_fits(scan, tensors[name]) or not _at_block(place, tensors[name]):
+    if (scanning := state.begun_scan) is not None:
+        tensor = tensors.get(scanning.tensor)
+        if tensor is None or not _scan_fits(scanning.found, tensor) or not _at_block(scanning.element, tensor):
             return False
 
     def quantized(name: str) -> bool:
-        return tensors[name].quantized and name in done.scans and not done.scans[name].nonfinite
+        return tensors[name].quantized and name in state.scans and not state.scans[name].nonfinite
 
-    if done.partial is not None:
-        name, place, sums = done.partial
-        if name not in tensors or quantized(name) != (sums is not None):
+    if (begun := state.begun_tensor) is not None:
+        name, position = begun.tensor, begun.position
+        if name not in tensors or quantized(name) != (begun.error_sums is not None):
             return False
         as_matrix = quantized(name) or plan.checkpoint.tensors[name].scaling is not None
-        if not (_at_block(place, tensors[name]) if as_matrix else 0 < place < tensors[name].bytes_in):
+        if not (_at_block(position, tensors[name]) if as_matrix else 0 < position < tensors[name].bytes_in):
             return False
-    return all(name in tensors and quantized(name) == (sums is not None) for name, sums in done.tensors.items())
+    return all(name in tensors and quantized(name) == (found is not None) for name, found in state.tensors.items())
 
 
 def _scan_fits(scan: Scan, tensor: TensorPlan) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kbitq.checkpoint.passes.journal import Journal, scan_record
-from kbitq.checkpoint.passes.run_state import Scan
-from kbitq.checkpoint.passes.tile_codec import TileCodec
+from kbitq.checkpoint.passes.journal import Journal
+from kbitq.checkpoint.passes.pipeline import Pipeline
+from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.planner import check_worthwhile
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
@@ -18,14 +18,14 @@ from kbitq.checkpoint.source.tile_reader import Piece, TileReader
 from kbitq.errors import NonFiniteError
 
 
-def scan_pass(plan: Plan, codec: TileCodec, journal: Journal, meter: ProgressMeter) -> Plan:
-    """The first pass. Scans go to the journal; returns the plan without the tensors that are not finite.
+def scan_pass(plan: Plan, pipeline: Pipeline, state: RunState, journal: Journal, meter: ProgressMeter) -> Plan:
+    """The first pass: fills the scans of the state. Returns the plan that keeps the tensors that are not finite.
 
     Raises NonFiniteError, or with ``on_nonfinite="keep"`` SelectionError where that leaves too little.
     """
     selected = [t for t in plan.tensors if t.quantized]
-    scan_tensors(plan, selected, codec, journal, meter)
-    found = journal.done.scans
+    scan_tensors(plan, selected, pipeline, state, journal, meter)
+    found = state.scans
     keep = {t.name: f"{found[t.name].nonfinite} values are not finite" for t in selected if found[t.name].nonfinite}
     plan = plan.with_kept(keep)
     check_worthwhile(plan.source, plan.tensors, plan.options)
@@ -35,42 +35,42 @@ def scan_pass(plan: Plan, codec: TileCodec, journal: Journal, meter: ProgressMet
 def scan_tensors(
     plan: Plan,
     tensors: list[TensorPlan],
-    codec: TileCodec,
+    pipeline: Pipeline,
+    state: RunState,
     journal: Journal,
     meter: ProgressMeter,
     sync: Callable[[], None] | None = None,
 ) -> None:
-    """Scan those of ``tensors`` that the journal has no scan of. ``sync`` makes the data durable that it speaks of.
+    """Scan those of ``tensors`` that the state has no scan of. ``sync`` makes durable what was written before.
 
     Raises NonFiniteError, unless ``on_nonfinite`` is ``keep``.
     """
-    for piece, found_here in codec.scanned(_to_scan(plan, tensors, codec.reader, journal, meter)):
+    for piece, found_here in pipeline.scanned(_left_to_scan(plan, tensors, pipeline.reader, state, meter)):
         assert piece.span is not None
-        begun = journal.done.scanning
-        scan = begun[2] if begun is not None and begun[0] == piece.tensor.name else Scan()
-        scan.add(found_here)
-        meter.add(piece.count, piece.tensor.name)
+        name = piece.tensor.name
+        _, found = state.scan_so_far(name)
+        found.add(found_here)
+        meter.add(piece.count, name)
         if piece.start + piece.count < piece.tensor.nbytes:
-            after = piece.span.first_element + piece.span.numel
-            journal.add("scanning", tensor=piece.tensor.name, next=after, found=scan_record(scan))
-        elif scan.nonfinite and plan.options.on_nonfinite == "error":
-            raise nonfinite_error(plan.checkpoint, piece.tensor, scan)
+            state.scan_reached(name, piece.span.first_element + piece.span.numel, found)
+        elif found.nonfinite and plan.options.on_nonfinite == "error":
+            raise nonfinite_error(plan.checkpoint, piece.tensor, found)
         else:
-            journal.add("scan", tensor=piece.tensor.name, found=scan_record(scan))
+            state.scan_finished(name, found)
         if journal.due(0):
             journal.begin_commit(sync)
 
 
-def _to_scan(
-    plan: Plan, selected: list[TensorPlan], reader: TileReader, journal: Journal, meter: ProgressMeter
+def _left_to_scan(
+    plan: Plan, tensors: list[TensorPlan], reader: TileReader, state: RunState, meter: ProgressMeter
 ) -> Iterator[Piece]:
-    """What is left to scan: tensors without a scan, the one that was begun from where it was."""
-    begun = journal.done.scanning
-    for tensor in selected:
-        if tensor.name in journal.done.scans:
+    """Tensors without a scan. The one that an earlier run began comes from where that run got."""
+    begun = state.begun_scan
+    for tensor in tensors:
+        if tensor.name in state.scans:
             meter.add(tensor.bytes_in, tensor.name)
             continue
-        start = begun[1] if begun is not None and begun[0] == tensor.name else 0
+        start = begun.element if begun is not None and begun.tensor == tensor.name else 0
         source = plan.checkpoint.tensors[tensor.name]
         meter.add(start * source.stored_bits // 8, tensor.name)
         yield from reader.matrix_pieces(source, start)

@@ -1,19 +1,17 @@
-"""The codec applied to tensors that are never held whole: scan, quantize and measure, tile by tile."""
+"""The codec applied to one tile: scan it, quantize it and measure the error. CPU and GPU pipelines both call this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.passes.run_state import ErrorSums, Scan
+from kbitq.checkpoint.passes.run_state import Scan
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.spans import Span
-from kbitq.checkpoint.source.tile_reader import WORTH_A_THREAD, Piece, TileReader
-from kbitq.errors import BuildError
+from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.format import block_count
 
 
@@ -32,11 +30,26 @@ class Request:
     def k(self) -> int:
         return self.levels.numel().bit_length() - 1
 
+    def of_rows(self, rows: slice) -> Request:
+        """The request for some rows of the span. One row of importance is for all rows."""
+        if self.importance is None or len(self.importance) == 1:
+            return self
+        return replace(self, importance=self.importance[rows])
+
+
+class QuantizedTile(NamedTuple):
+    """What the core makes of a tile, on the tile's device: int32 ``packed`` ``[rows, blocks * K]``, uint8 ``absmax``
+    ``[rows, blocks]``, the tensor's float32 ``codebook`` ``[2^K]``, and the result of ``ops.stats``."""
+
+    packed: torch.Tensor
+    absmax: torch.Tensor
+    codebook: torch.Tensor
+    errors: torch.Tensor
+
 
 @dataclass(frozen=True)
 class QuantizedSpan:
-    """The stored form of a span, on the CPU: int32 ``packed``, uint8 ``absmax``, the tensor's ``codebook``; and what
-    ``ops.stats`` says of its rows."""
+    """A quantized tile on the CPU, and the span of its tensor that it is."""
 
     span: Span
     packed: torch.Tensor
@@ -45,137 +58,48 @@ class QuantizedSpan:
     errors: torch.Tensor
 
 
-def _now(call: Callable[..., QuantizedSpan], *arguments: object) -> QuantizedSpan:
-    return call(*arguments)
+def quantize_tile(w: torch.Tensor, levels: torch.Tensor, request: Request) -> QuantizedTile:
+    """Quantize a tile and measure its errors. On a GPU this queues the work and waits for nothing.
+
+    Args:
+        w: ``[rows, cols]``, of a dtype that the core reads, on any device.
+        levels: those of ``request``, on the device of ``w``.
+        request: for exactly these rows.
+    """
+    rows, blocks, device = len(w), block_count(w.shape[1]), w.device
+    packed = torch.empty((rows, blocks * request.k), dtype=torch.int32, device=device)
+    absmax = torch.empty((rows, blocks), dtype=torch.uint8, device=device)
+    codebook = torch.empty_like(levels)
+    amax = torch.full((1,), request.amax, dtype=torch.float32, device=device)
+    weights = request.importance.to(device) if request.importance is not None else None
+    ops.quantize_into(w, levels, packed, absmax, codebook, amax=amax, importance=weights, scale=request.scale)
+    return QuantizedTile(packed, absmax, codebook, ops.stats(w, packed, absmax, codebook))
 
 
-def _ready(made: torch.Tensor | Future[QuantizedSpan] | QuantizedSpan) -> torch.Tensor | QuantizedSpan:
-    return made.result() if isinstance(made, Future) else made
+def scan_result(first_element: int, amax: torch.Tensor, status: torch.Tensor) -> Scan:
+    """The result of ``ops.scan`` on elements of a tensor, the first of which is ``first_element``."""
+    count, first = status.tolist()
+    return Scan(amax.item(), count, first_element + first if count else -1)
 
 
 class TileCodec:
-    """Runs the core over the tiles of a reader, on one device."""
+    """Scans and quantizes single tiles of a reader, on one device; a call returns when the work is done."""
 
     def __init__(self, reader: TileReader, device: str = "cpu") -> None:
-        self.reader = reader
-        self.device = device
+        self.reader, self.device = reader, device
 
     def scan(self, tensor: SourceTensor) -> Scan:
         """The largest magnitude of a tensor, and what in it is not finite. Reads it once."""
-        result = Scan()
+        found = Scan()
         for span in self.reader.spans(tensor):
-            self.scan_values(result, span, self.reader.read(tensor, span))
-        return result
+            found.add(self.scan_span(span, self.reader.read(tensor, span)))
+        return found
 
-    def scan_values(self, result: Scan, span: Span, w: torch.Tensor) -> None:
-        """Add the values of one span to a scan."""
-        amax, status = ops.scan(w.to(self.device))
-        count, first = status.tolist()
-        result.add(Scan(float(amax), count, span.first_element + first if count else -1))
+    def scan_span(self, span: Span, w: torch.Tensor) -> Scan:
+        """Scan the values of one span, ``w`` ``[rows, cols]``."""
+        return scan_result(span.first_element, *ops.scan(w.to(self.device)))
 
-    def scanned(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Scan]]:
-        """Read and scan pieces in order. Yields each with what was found in it alone."""
-        for piece, raw in self.reader.stream(pieces):
-            assert piece.span is not None
-            found = Scan()
-            self.scan_values(found, piece.span, self.reader.values(piece.tensor, piece.span, raw))
-            yield piece, found
-
-    def quantized(
-        self, pieces: Iterable[Piece], request: Callable[[Piece], Request | None]
-    ) -> Iterator[tuple[Piece, torch.Tensor | QuantizedSpan]]:
-        """Read pieces in order and quantize those that ``request`` answers for. Yields each with its bytes (uint8) or
-        its stored form, good until the next is asked for.
-
-        Three pieces are in hand at a time, so that the cores are never idle:
-
-            reader    | read 2     | read 3
-            codec     | quantize 1 | quantize 2
-            caller    | write 0    | write 1
-        """
-        with ThreadPoolExecutor(1, thread_name_prefix="kbitq-codec") as pool:
-            before: tuple[Piece, torch.Tensor | Future[QuantizedSpan] | QuantizedSpan] | None = None
-            for piece, raw in self.reader.stream(pieces):
-                wanted = request(piece)
-                made: torch.Tensor | Future[QuantizedSpan] | QuantizedSpan = raw
-                if wanted is not None:
-                    in_thread = piece.count >= WORTH_A_THREAD
-                    made = (pool.submit if in_thread else _now)(self._quantize_piece, piece, raw, wanted)
-                if before is not None:
-                    yield before[0], _ready(before[1])
-                before = piece, made
-            if before is not None:
-                yield before[0], _ready(before[1])
-
-    def _quantize_piece(self, piece: Piece, raw: torch.Tensor, wanted: Request) -> QuantizedSpan:
-        assert piece.span is not None
-        return self.quantize_span(piece.span, self.reader.values(piece.tensor, piece.span, raw), wanted)
-
-    def quantize_values(
-        self,
-        span: Span,
-        w: torch.Tensor,
-        levels: torch.Tensor,
-        amax: float,
-        scale: str,
-        sums: ErrorSums,
-        importance: torch.Tensor | None = None,
-    ) -> QuantizedSpan:
-        """Quantize the values of one span of a finite tensor, and add its errors to ``sums``.
-
-        Args:
-            span: the part of the tensor that ``w`` is.
-            w: ``[rows, cols]``, of a dtype that the core reads.
-            levels: normalised, float32 ``[2^K]``.
-            amax: the largest magnitude of the whole tensor.
-            scale: ``mse`` or ``absmax``.
-            sums: of the tensor so far.
-            importance: of the span's columns, as ``ops.quantize`` takes it.
-        """
-        done = self.quantize_span(span, w, Request(levels, amax, scale, importance))
-        sums.add(span, done.errors)
-        return done
-
-    def quantize_span(self, span: Span, w: torch.Tensor, wanted: Request) -> QuantizedSpan:
-        """Quantize the values of one span, ``w`` ``[rows, cols]`` of a dtype that the core reads."""
-        w, levels = w.to(self.device), wanted.levels.to(self.device)
-        largest = torch.tensor([wanted.amax], dtype=torch.float32, device=self.device)
-        packed = torch.empty((span.rows, block_count(span.cols) * wanted.k), dtype=torch.int32, device=self.device)
-        absmax = torch.empty((span.rows, block_count(span.cols)), dtype=torch.uint8, device=self.device)
-        codebook = torch.empty_like(levels)
-        weights = wanted.importance.to(self.device) if wanted.importance is not None else None
-        ops.quantize_into(w, levels, packed, absmax, codebook, amax=largest, importance=weights, scale=wanted.scale)
-        errors = ops.stats(w, packed, absmax, codebook)
-        return QuantizedSpan(span, packed.cpu(), absmax.cpu(), codebook.cpu(), errors.cpu())
-
-
-def resolve_devices(wanted: str) -> tuple[str, ...]:
-    """The devices to compute on: for ``auto`` every GPU or else the CPU, for ``cuda`` every GPU, or those named.
-
-    Raises BuildError where CUDA, or a GPU that is named (``cuda:0,cuda:1``), cannot be had.
-    """
-    if wanted == "cpu":
-        return ("cpu",)
-    reason = ops.cuda_missing()
-    if reason is not None:
-        if wanted == "auto":
-            return ("cpu",)
-        raise BuildError(
-            f"device {wanted} cannot be used: {reason}", hint="kbitq env shows what was found", argument="device"
-        )
-    present = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    if wanted in ("auto", "cuda"):
-        return present
-    names = tuple(dict.fromkeys(name.strip() for name in wanted.split(",")))
-    if unknown := [name for name in names if name not in present]:
-        raise BuildError(
-            f"device {wanted} cannot be used: {unknown[0]} is none of {', '.join(present)}",
-            hint="kbitq env shows what was found",
-            argument="device",
-        )
-    return names
-
-
-def resolve_device(wanted: str) -> str:
-    """The one device for work that is not shared out: the first of :func:`resolve_devices`."""
-    return resolve_devices(wanted)[0]
+    def quantize_span(self, span: Span, w: torch.Tensor, request: Request) -> QuantizedSpan:
+        """Quantize the values of one span of a finite tensor, ``w`` ``[rows, cols]`` of a dtype that the core reads."""
+        made = quantize_tile(w.to(self.device), request.levels.to(self.device), request)
+        return QuantizedSpan(span, *(part.cpu() for part in made))

@@ -1,0 +1,89 @@
+"""A lane: the place of one tile in flight on a device, and the cutting of tiles that are too large for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kbitq import ops
+from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
+from kbitq.checkpoint.source.spans import Span
+from kbitq.format import block_count
+
+MIN_PART_BYTES = 64 << 10  # a GPU without room even for this is out of memory
+
+
+class Lane:
+    """A device, a stream on it, and page-locked host buffers for what goes in and comes out.
+
+    ``device`` may be the CPU, where nothing is page-locked and nothing waits.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.is_cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.is_cuda else None
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def buffer(self, name: str, nbytes: int) -> torch.Tensor:
+        """``nbytes`` of this lane's host memory, uint8; what it held before is overwritten."""
+        if name not in self._buffers or self._buffers[name].numel() < nbytes:
+            self._buffers[name] = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.is_cuda)
+        return self._buffers[name][:nbytes]
+
+    def outputs(self, span: Span, k: int) -> QuantizedSpan:
+        """Room for a quantized span in the lane's host memory: statistics first, whose elements are the widest."""
+        blocks = block_count(span.cols)
+        shapes = (
+            ((span.rows, ops.STATS_COLUMNS), torch.float64),
+            ((span.rows, blocks * k), torch.int32),
+            ((1 << k,), torch.float32),
+            ((span.rows, blocks), torch.uint8),
+        )
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes]
+        pieces = self.buffer("out", sum(sizes)).split(sizes)
+        errors, packed, codebook, absmax = (
+            data.view(dtype).view(shape) for data, (shape, dtype) in zip(pieces, shapes, strict=True)
+        )
+        return QuantizedSpan(span, packed, absmax, codebook, errors)
+
+    def wait(self) -> None:
+        """Return when everything queued on the lane is done."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+
+class RowParts:
+    """Queues the work on a tile in parts, runs of rows, that the devices of ``lanes`` have room for.
+
+    ``part_bytes`` of a tile's values at once; a device that is short of memory makes it smaller for all that follow.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], part_bytes: int) -> None:
+        self._lanes, self._part_bytes = lanes, part_bytes
+
+    def queue(self, part: Callable[[slice], None], values: torch.Tensor, lane: Lane) -> None:
+        """Call ``part(rows)`` for all rows of ``values`` in order, on the lane's stream.
+
+        Raises torch.OutOfMemoryError where even the smallest part is too large.
+        """
+        total, row_bytes, first = values.shape[0], values.shape[1] * values.element_size(), 0
+        with torch.cuda.stream(lane.stream):
+            while first < total:
+                rows = min(total - first, max(1, self._part_bytes // row_bytes))
+                try:
+                    part(slice(first, first + rows))
+                except torch.OutOfMemoryError:
+                    if rows == 1 or rows * row_bytes <= MIN_PART_BYTES:
+                        raise
+                    self._make_room(rows * row_bytes // 2)
+                else:
+                    first += rows
+
+    def _make_room(self, part_bytes: int) -> None:
+        """Let every tile in flight end, give its memory back, and take smaller parts from now on."""
+        self._part_bytes = part_bytes
+        for lane in self._lanes:
+            lane.wait()
+        torch.cuda.empty_cache()

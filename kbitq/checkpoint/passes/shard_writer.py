@@ -1,0 +1,58 @@
+"""Results of a pipeline to their bytes of a shard."""
+
+from __future__ import annotations
+
+import torch
+
+from kbitq.checkpoint.output.file_writer import FileWriter
+from kbitq.checkpoint.output.layout import Shard
+from kbitq.checkpoint.passes.run_state import RunState
+from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
+from kbitq.checkpoint.source.tile_reader import Piece, TileReader
+from kbitq.format import WORD_BYTES, companion_names, stored_dtype
+
+
+class ShardWriter:
+    """Writes what a pipeline made of the pieces of one shard, and tells the state how far each tensor is."""
+
+    def __init__(self, shard: Shard, file: FileWriter, reader: TileReader, state: RunState) -> None:
+        self._shard, self._file, self._reader, self._state = shard, file, reader, state
+
+    def write(self, piece: Piece, made: torch.Tensor | QuantizedSpan) -> int:
+        """Write the bytes (uint8) or the stored form of a piece. Returns how many bytes were written."""
+        name, error_sums = piece.tensor.name, None
+        if isinstance(made, QuantizedSpan):
+            _, error_sums = self._state.written_so_far(name)
+            error_sums.add(made.span, made.errors)
+            written = write_span(made, name, self._shard, self._file)
+        else:
+            written = self._write_plain(piece, made)
+        end = piece.start + piece.count
+        if end == piece.tensor.nbytes:
+            self._state.tensor_finished(name, error_sums)
+        else:
+            position = end if piece.span is None else piece.span.first_element + piece.span.numel
+            self._state.tensor_reached(name, position, error_sums)
+        return written
+
+    def _write_plain(self, piece: Piece, raw: torch.Tensor) -> int:
+        """Copy bytes. Scaled FP8 that is not quantized is written as what it decodes to, for its scales are gone."""
+        offset = self._shard.offsets[piece.tensor.name]
+        if piece.tensor.scaling is not None and piece.span is not None:
+            raw = self._reader.values(piece.tensor, piece.span, raw)
+            offset += piece.span.first_element * stored_dtype(piece.tensor.dtype).bits // 8
+        else:
+            offset += piece.start
+        self._file.write(offset, raw)
+        return raw.numel() * raw.element_size()
+
+
+def write_span(made: QuantizedSpan, name: str, shard: Shard, file: FileWriter) -> int:
+    """Write a quantized span where it belongs (and the codebook with the first); returns the bytes written."""
+    packed, absmax, codebook = companion_names(name)
+    k = made.codebook.numel().bit_length() - 1
+    file.write(shard.offsets[packed] + made.span.first_block * k * WORD_BYTES, made.packed)
+    file.write(shard.offsets[absmax] + made.span.first_block, made.absmax)
+    if made.span.first_block == 0:
+        file.write(shard.offsets[codebook], made.codebook)
+    return made.span.blocks * (k * WORD_BYTES + 1)
