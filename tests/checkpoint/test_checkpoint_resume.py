@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from helpers.checkpoints import bytes_of, gaussian, partials, write_folder
+from kbitq import QuantizedTensor, load_file
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.staging import Staging
@@ -288,6 +289,26 @@ def test_a_damaged_journal_is_read_as_far_as_it_is_whole(
     path.write_bytes(raw)
     go(source, tmp_path / "out")
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_stopped_when_the_output_had_its_name(
+    source: Path, tmp_path: Path, quantize: Quantize, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The journal is still there and tells of files that are not: the next run must not take its word."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "discard", lambda staging: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            quantize(source, tmp_path / name)
+    assert partials(tmp_path) == [f".{name}.kbitq-partial"]
+    first = load_file(tmp_path / name)
+    quantize(source, tmp_path / name, force=True)
+    again = load_file(tmp_path / name)
+    assert first.keys() == again.keys()
+    for key, tensor in again.items():
+        want = first[key]
+        same = torch.equal(tensor.packed, want.packed) if isinstance(tensor, QuantizedTensor) else tensor.equal(want)
+        assert same, key
 
 
 def test_two_runs_on_one_output(source: Path, tmp_path: Path, quantize: Quantize) -> None:

@@ -32,7 +32,7 @@ def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
     try:
         if not plan.options.force:
             _check_key(state, key, staging.folder)
-        if state.key != key or not makes_sense(state, plan):
+        if state.key != key or not makes_sense(state, plan) or not _files_are_there(state, staging):
             journal.close()
             staging.clear()
             state = RunState()
@@ -43,6 +43,14 @@ def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
     except BaseException:
         journal.close()
         raise
+
+
+def _files_are_there(state: RunState, staging: Staging) -> bool:
+    """False where an earlier run gave its output the final name and was stopped before it removed its journal.
+
+    The output may have been moved or be about to be replaced: what that journal calls written is not here.
+    """
+    return all((staging.output / name).is_file() for name in state.digests)
 
 
 def run_key(plan: Plan) -> dict[str, Any]:
