@@ -82,6 +82,43 @@ def test_a_sample_of_the_blocks_is_enough(monkeypatch):
     assert fit.fit_tensor(w, 3, ops.scan(w)[0]).levels.tobytes() == expected.tobytes()
 
 
+def test_the_blocks_are_summed_in_one_order_whatever_the_chunk(monkeypatch):
+    w = matrix(6, 70)
+    whole = fit.fit_tensor(w, 3, ops.scan(w)[0]).levels
+    monkeypatch.setattr(fit, "_CHUNK", 5)
+    assert fit.fit_tensor(w, 3, ops.scan(w)[0]).levels.tobytes() == whole.tobytes()
+    assert whole.tobytes() == fitted_by_loop(w.numpy(), 3, np.arange(18)).tobytes()
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 6])
+def test_normal_weights_keep_the_optimal_levels_after_one_step(k, monkeypatch):
+    counted = []
+    quantize = ops.quantize
+    monkeypatch.setattr(fit.ops, "quantize", lambda *a, **b: counted.append(1) or quantize(*a, **b))
+    w = torch.from_numpy(np.random.RandomState(0).standard_normal((1024, 1024)).astype(np.float32))
+    fitted = fit.fit_tensor(w, k, ops.scan(w)[0])
+    assert fitted.levels.tobytes() == codebooks.optimal(k).tobytes()
+    assert (fitted.gain_db, len(counted)) == (0.0, 1)
+
+
+def test_the_gain_that_decides_is_that_of_the_first_step(monkeypatch):
+    """A threshold just below what the first step removes lets it go on; one just above stops it."""
+    w = matrix(32, 64)
+    amax, levels = ops.scan(w)[0], codebooks.optimal(3)
+    packed, absmax, _ = reference.quantize(w.numpy(), 3, levels)
+    index = reference.unpack_planes(packed, 3).reshape(32, 64)
+    v = w.double().numpy() * 2.0 ** -reference.tensor_exponent(float(amax))
+    s = reference.decode_e4m4(absmax).astype(np.float64).repeat(BLOCK, axis=1)
+    noise = ((v - s * levels[index]) ** 2).sum()
+    sums = [((s * v)[index == i].sum(), (s * s)[index == i].sum()) for i in range(8)]
+    moved = np.array([above / below if below else level for (above, below), level in zip(sums, levels, strict=True)])
+    share = 1 - ((v - s * moved[index]) ** 2).sum() / noise
+    monkeypatch.setattr(fit, "LEAST_GAIN", share * 0.999)
+    assert fit.fit_tensor(w, 3, amax).gain_db > 0
+    monkeypatch.setattr(fit, "LEAST_GAIN", share * 1.001)
+    assert np.array_equal(fit.fit_tensor(w, 3, amax).levels, levels)
+
+
 def test_threads_do_not_change_the_levels():
     w, before = matrix(512, 1024).bfloat16(), torch.get_num_threads()
     found = set()
