@@ -1,4 +1,8 @@
-"""The one output object. Data goes to stdout, talk to stderr; rich is imported only when something is shown with it."""
+"""The one output object. Data goes to stdout, talk to stderr; rich is imported only when something is shown with it.
+
+All that is printed leaves through here and is made safe here (``kbitq.text_safety``): a name in a hostile file must not
+reach the terminal as a command.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from kbitq.cli.views.text import printable, size_text
+from kbitq.cli.views.text import size_text
+from kbitq.text_safety import printable, prose
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -43,12 +48,12 @@ class Console:
     # -- stdout: data -------------------------------------------------------------------------------------------------
 
     def data(self, line: str) -> None:
-        """A line of data, as it is."""
-        print(line, file=sys.stdout)
+        """A line of data."""
+        print(printable(line), file=sys.stdout)
 
     def write(self, text: str) -> None:
         """A piece of text that goes on: shown at once, no line end added."""
-        print(text, end="", file=sys.stdout, flush=True)
+        print(prose(text), end="", file=sys.stdout, flush=True)
 
     def object(self, value: dict[str, Any]) -> None:
         """One JSON object; a number that is not finite becomes null, as in the format's own header."""
@@ -84,7 +89,7 @@ class Console:
 
     def traceback(self, error: BaseException) -> None:
         """The traceback, for --debug."""
-        traceback.print_exception(error, file=sys.stderr)
+        print(prose("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
     def _talk(self, label: str, style: str, sentence: str) -> None:
         sentence = printable(sentence)
@@ -116,11 +121,11 @@ class Console:
 
 
 def _rich(stream: Any) -> RichConsole:
-    from rich.console import Console as RichConsole
+    from kbitq.cli.views.safe_console import SafeConsole
 
-    made = RichConsole(file=stream, highlight=False, emoji=False, markup=False)
+    made = SafeConsole(file=stream, highlight=False, emoji=False, markup=False)
     if not made.is_terminal:
-        made = RichConsole(file=stream, highlight=False, emoji=False, markup=False, width=_UNCUT)
+        made = SafeConsole(file=stream, highlight=False, emoji=False, markup=False, width=_UNCUT)
     return made
 
 

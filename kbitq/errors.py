@@ -1,13 +1,17 @@
-"""Every error kbitq raises on purpose. Imports nothing of kbitq, so that any module may raise one."""
+"""Every error kbitq raises on purpose. Imports only ``text_safety``, so that any module may raise one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from kbitq.text_safety import printable
+
 
 class KbitqError(Exception):
     """Base of all errors meant for a reader: one sentence that names the file and the tensor, and what is wrong.
+
+    Names in it may come from a hostile file, so the message is made printable here.
 
     ``hint`` is the next step. Two more say it for those who give arguments in another way, as the command line does
     (``kbitq.cli.errors``): ``argument`` is the name of the argument that is at fault, as the message has it, and
@@ -18,7 +22,7 @@ class KbitqError(Exception):
         self, message: str, *, hint: str | None = None, argument: str | None = None, remedy: str | None = None,
         data: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(message)
+        super().__init__(printable(message))
         self.hint, self.argument, self.remedy, self.data = hint, argument, remedy, dict(data or {})
 
 

@@ -9,7 +9,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from kbitq.cli.views.text import printable, shorten
+from kbitq.cli.views.text import shorten
+from kbitq.text_safety import printable
 
 _LEAST_NAME = 16  # columns a name keeps on the narrowest terminal
 

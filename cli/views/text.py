@@ -122,11 +122,6 @@ def _refill(parts: list[str | None], i: int, whole: str, spare: int) -> list[str
     return [*parts[:i], *rest, *parts[i + 1 :]]
 
 
-def printable(text: str) -> str:
-    """Text from a file or a path, with control characters (which could drive the terminal) written as escapes."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
 def natural_key(name: str) -> list[tuple[int, int | str]]:
     """Sorts 'layers.9' before 'layers.10'."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]

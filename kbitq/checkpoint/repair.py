@@ -7,11 +7,11 @@ from pathlib import Path
 from kbitq.checkpoint.output.checksums import format_sums, read_sums, stored_digest
 from kbitq.checkpoint.output.file_writer import FileWriter, sync_folder, writing
 from kbitq.checkpoint.output.layout import format_index, index_name
-from kbitq.checkpoint.source.header import shown
 from kbitq.checkpoint.source.open import numbered_shards, read_header
 from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, SUMS_FILE, WEIGHTS_SUFFIX, is_duplicate_weights
 from kbitq.checkpoint.source.storage import LocalFolderStorage
 from kbitq.errors import CheckpointError
+from kbitq.text_safety import shown
 
 _NEW_SUFFIX = ".kbitq-new"
 

@@ -13,7 +13,6 @@ from kbitq import ops
 from kbitq.checkpoint.output.checksums import check_sums
 from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
-from kbitq.checkpoint.source.header import shown
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint, read_index
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import open_source
@@ -24,6 +23,7 @@ from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, o
 from kbitq.errors import KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, build_quantization_config, guard_name
 from kbitq.quantized import sqnr_db
+from kbitq.text_safety import shown
 
 DEFAULT_SAMPLE = 8  # tensors that are quantized again, unless all are
 SATURATED_BYTE = 0xFF

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from huggingface_hub import ModelCardData, RepoCard
+
+from kbitq.text_safety import all_printable, printable
 
 _KINDS = (
     # The part of a name that says what kind of layer a tensor is, in the order of the table.
@@ -51,14 +55,15 @@ def model_card(
         versions: names and versions of what made it.
         source_card: the source's README.md; its license, language and tags are carried over.
     """
+    report, command = all_printable(report), printable(command)
     data = _metadata(base_model, source_card)
     quantized = [t for t in report["tensors"] if t["verdict"] == "quantized"]
     parts = [
-        f"---\n{data.to_yaml()}\n---\n\n# {title}\n",
+        f"---\n{data.to_yaml()}\n---\n\n# {_plain(title)}\n",
         _summary(report["totals"], quantized, base_model, base_revision),
         "## Use\n\n" + _usage(repo_id),
         "## Quality\n\n" + _quality(quantized),
-        f"## Reproduce\n\n```bash\n{command}\n```\n",
+        f"## Reproduce\n\n{_fenced(command)}",
         "Made with " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".\n",
     ]
     return "\n".join(parts)
@@ -123,4 +128,15 @@ def _quality(quantized: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+    return "\n".join(lines + ["| " + " | ".join(map(_plain, row)) + " |" for row in rows]) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text of a checkpoint as Markdown that shows just that text: neither HTML nor a link, a cell or a span of code."""
+    return re.sub(r"([|`\[\]\\*])", r"\\\1", html.escape(printable(text), quote=False))
+
+
+def _fenced(command: str) -> str:
+    """A block of code that the command cannot end."""
+    ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{ticks}bash\n{command}\n{ticks}\n"

@@ -25,6 +25,7 @@ from kbitq.format import K_MAX, K_MIN
 from kbitq.report import charts
 from kbitq.report.groups import by_layer, by_role, mean_sqnr_db, worst
 from kbitq.report.usage import usage
+from kbitq.text_safety import all_printable
 
 CHOSEN = 200  # tensors with histograms on the page: the worst ones
 Watch = Callable[[Progress], None] | None
@@ -116,6 +117,7 @@ def _libraries() -> tuple[Any, str]:
 
 def _rendered(data: dict[str, Any], libraries: tuple[Any, str]) -> str:
     jinja2, script = libraries
+    data = all_printable(data)
     folder = resources.files("kbitq.report") / "page"
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     template = jinja2.Environment(autoescape=True).from_string(parts["page.html"])

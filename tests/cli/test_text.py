@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kbitq.cli.views import text
+from kbitq.text_safety import all_printable, printable, prose
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,22 @@ def test_shorten_fits(name: str) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
-    assert text.printable("a\x1b[31mb\x07\x9b\u202e café\n") == "a\\x1b[31mb\\x07\\x9b\\u202e café\n"
+    hostile = "a\x1b[31mb\x07\x9b\u202e café\n"
+    assert printable(hostile) == "a\\x1b[31mb\\x07\\x9b\\u202e café\\n"
+    assert printable(hostile, keep="\n").endswith("café\n")
+    assert all_printable({"a\n": ["b\r", 3, None]}) == {"a\\n": ["b\\r", 3, None]}
+
+
+def test_prose_in_any_script_stays_as_it_is() -> None:
+    for words in (
+        "été\u202f!",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "👩\u200d🔬",
+        "漢字\u3000",
+        "a\tb\nc",
+    ):
+        assert prose(words) == words
+    assert prose("a\x1b[2Jb\r\x9b\u202e\u2028") == "a\\x1b[2Jb\\r\\x9b\\u202e\\u2028"
 
 
 def test_natural_order() -> None:

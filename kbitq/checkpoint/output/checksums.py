@@ -6,12 +6,12 @@ import hashlib
 import re
 from pathlib import Path
 
-from kbitq.checkpoint.source.header import shown
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.side_files import NOT_SUMMED, SUMS_FILE
 from kbitq.checkpoint.source.storage import Storage, read_all
 from kbitq.errors import CheckpointError, KbitqError
+from kbitq.text_safety import shown
 
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _READ_BYTES = 1 << 20

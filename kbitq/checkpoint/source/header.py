@@ -9,6 +9,7 @@ from typing import Any
 
 from kbitq.errors import CheckpointError
 from kbitq.format import element_count, is_shape, stored_dtype, tensor_nbytes
+from kbitq.text_safety import shown
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -38,13 +39,6 @@ class Header:
     tensors: tuple[TensorRef, ...]
     metadata: Mapping[str, str]
     data_start: int
-
-
-def shown(name: object) -> str:
-    """A name from a file, safe to print: control characters escaped, and not longer than a line."""
-    text = json.dumps(str(name), ensure_ascii=False)[1:-1]
-    text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def header_length(prefix: bytes, file_size: int, where: str) -> int:

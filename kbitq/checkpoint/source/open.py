@@ -16,12 +16,12 @@ from kbitq.checkpoint.source.header import (
     header_length,
     parse_header,
     parse_json_object,
-    shown,
 )
 from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, WEIGHTS_SUFFIX, is_duplicate_weights, sort_files
 from kbitq.checkpoint.source.storage import Fingerprint, Storage, open_storage, read_all
 from kbitq.errors import CheckpointError
 from kbitq.format import CONFIG_FILE, element_count, stored_dtype
+from kbitq.text_safety import shown
 
 MAX_CONFIG_BYTES = 16_000_000
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")

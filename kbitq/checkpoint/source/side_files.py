@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from kbitq.checkpoint.source.header import shown
 from kbitq.format import CONFIG_FILE
+from kbitq.text_safety import shown
 
 WEIGHTS_SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 SUMS_FILE, REPORT_FILE = "SHA256SUMS", "quantization_report.json"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from kbitq.checkpoint.source.header import shown
 from kbitq.errors import CheckpointError
+from kbitq.text_safety import shown
 
 
 @dataclass(frozen=True)
