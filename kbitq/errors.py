@@ -62,6 +62,10 @@ class CodebookError(KbitqError, ValueError):
     """A codebook file or array is not 2^K ascending finite levels."""
 
 
+class CodecError(KbitqError, ValueError):
+    """A codec is not known here, or cannot do what is asked of it."""
+
+
 class ImportanceError(KbitqError):
     """An importance file cannot be read, or an entry of it does not fit its tensor."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kbitq import format as fmt
 from kbitq import ops
-from kbitq.codecs import codebooks, fit
+from kbitq.codecs import fit
+from kbitq.codecs.base import Codec, Request, bits_per_weight, get_codec, part_kinds
 from kbitq.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -21,39 +22,50 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class QuantizedTensor:
-    """The triple that replaces a tensor (docs/format.md section 2), and what is known of its source.
+    """The parts that replace a tensor (docs/format.md section 2), and what is known of its source.
+
+    ``torch.save`` and ``pickle`` keep it; ``torch.load(..., weights_only=True)`` takes it once this class is imported.
 
     Attributes:
-        packed: int32 ``[rows, nblk * K]`` bit planes; ``[E, a, nblk * K]`` for fused experts.
-        absmax: uint8 ``[rows, nblk]``, one E4M4 byte a block; ``[E, a, nblk]`` for fused experts.
-        codebook: float32 ``[2^K]``, ascending.
+        parts: by name. Of the codec ``planes``: ``packed`` int32 ``[rows, nblk * K]`` (``[E, a, nblk * K]`` for fused
+            experts), ``absmax`` uint8 ``[rows, nblk]`` (``[E, a, nblk]``), ``codebook`` float32 ``[2^K]``, ascending.
+            Each is an attribute too: ``q.packed``.
         shape: of the source tensor.
         dtype: of the source tensor.
+        k: bits of an index.
         scale: the rule that chose the scales, ``"absmax"`` or ``"mse"``.
         codebook_name: ``"optimal"``, ``"nf"``, ``"custom"``, ...
         sqnr_db: signal to quantization noise in decibels, if measured.
         max_abs_err: largest |w - w'|, if measured.
+        codec: how the weights are coded.
     """
 
-    packed: Tensor
-    absmax: Tensor
-    codebook: Tensor
+    parts: dict[str, Tensor]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    k: int
     scale: str = "mse"
     codebook_name: str = "optimal"
     sqnr_db: float | None = None
     max_abs_err: float | None = None
+    codec: str = fmt.DEFAULT_CODEC
+
+    def __getattr__(self, name: str) -> Tensor:
+        parts = self.__dict__.get("parts", {})
+        if name in parts:
+            return parts[name]
+        raise AttributeError(f"QuantizedTensor has no attribute {name!r}")
 
     def __repr__(self) -> str:
         sqnr = "" if self.sqnr_db is None else f", {self.sqnr_db:.2f} dB"
-        kind = f"{self.dtype}, k={self.k}, {self.scale}, {self.codebook_name}"
-        return f"QuantizedTensor({list(self.shape)}, {kind}{sqnr}, {self.packed.device})"
+        codec = "" if self.codec == fmt.DEFAULT_CODEC else f"{self.codec}, "
+        kind = f"{self.dtype}, {codec}k={self.k}, {self.scale}, {self.codebook_name}"
+        return f"QuantizedTensor({list(self.shape)}, {kind}{sqnr}, {self.device})"
 
     @property
-    def k(self) -> int:
-        """Bits of an index."""
-        return self.codebook.shape[0].bit_length() - 1
+    def device(self) -> torch.device:
+        """Where the parts lie."""
+        return next(iter(self.parts.values())).device
 
     @property
     def numel(self) -> int:
@@ -68,30 +80,43 @@ class QuantizedTensor:
     @property
     def rows(self) -> int:
         """Rows of the matrix that was quantized."""
-        return math.prod(self.packed.shape[:-1])
+        return math.prod(next(iter(self.parts.values())).shape[:-1])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the triple, codebook included."""
-        return sum(t.numel() * t.element_size() for t in (self.packed, self.absmax, self.codebook))
+        """Bytes of all parts, codebook included."""
+        return sum(t.numel() * t.element_size() for t in self.parts.values())
 
     @property
     def bits_per_weight(self) -> float:
-        """8 * (packed + absmax bytes) / elements; codebooks are reported apart (docs/format.md section 2)."""
-        return 8 * (4 * self.packed.numel() + self.absmax.numel()) / self.numel
+        """8 * bytes of the parts / elements; codebooks are reported apart (docs/format.md section 2)."""
+        return bits_per_weight(self.codec, "", (self.rows, self.cols), self.k)
 
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """``packed`` and ``absmax`` as matrices of ``rows`` rows."""
-        return self.packed.reshape(self.rows, -1), self.absmax.reshape(self.rows, -1)
+    def matrices(self) -> dict[str, Tensor]:
+        """The parts as matrices of ``rows`` rows, constants as they are."""
+        kinds = part_kinds(self.codec)
+        return {n: t if kinds[n] else t.reshape(-1, t.shape[-1]) for n, t in self.parts.items()}
 
     def dequantize(self, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         """See :func:`dequantize`."""
         return dequantize(self, dtype, out)
 
-    def to(self, device: torch.device | str) -> QuantizedTensor:
-        """The same tensor on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("packed", "absmax", "codebook")}
-        return QuantizedTensor(**{**self.__dict__, **moved})
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> QuantizedTensor:
+        """The same tensor on another device. Its dtype is its source's: :meth:`dequantize` takes another one."""
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"to: a QuantizedTensor moves to a device; dequantize(dtype={device}) decodes it")
+        return replace(self, parts={n: t.to(device, non_blocking=non_blocking) for n, t in self.parts.items()})
+
+    def cpu(self) -> QuantizedTensor:
+        """The same tensor in the CPU's memory."""
+        return self.to("cpu")
+
+    def cuda(self, device: torch.device | str | int | None = None) -> QuantizedTensor:
+        """The same tensor on a GPU, the current one by default."""
+        return self.to("cuda" if device is None else device)
+
+
+torch.serialization.add_safe_globals([QuantizedTensor])
 
 
 def quantize(
@@ -102,6 +127,7 @@ def quantize(
     codebook: str | os.PathLike[str] | Tensor = "optimal",
     importance: Tensor | None = None,
     name: str = "tensor",
+    codec: str = fmt.DEFAULT_CODEC,
 ) -> QuantizedTensor:
     """Quantize a tensor to ``k`` bits a weight plus one scale byte per block of 32.
 
@@ -115,53 +141,29 @@ def quantize(
             tensor of 2^k ascending levels.
         importance: ``[cols]`` weights of the squared error by column (``[E, cols]`` for fused experts), not negative.
         name: the tensor's name; a component ``experts`` makes a 3-D tensor a stack of matrices, and errors mention it.
+        codec: how weights are coded; ``"planes"`` is the one that comes with kbitq.
 
     Returns:
         A :class:`QuantizedTensor` with ``sqnr_db`` and ``max_abs_err`` measured, on the tensor's device.
 
     Raises:
+        TypeError: ``tensor`` is no tensor.
         ValueError: k, scale, dtype or shape cannot be quantized, or the importance does not fit.
         CodebookError: the codebook is not 2^k ascending finite levels.
+        CodecError: there is no such codec.
         NonFiniteError: the tensor has NaN or infinite values.
     """
-    if not fmt.K_MIN <= k <= fmt.K_MAX:
-        raise ValueError(f"k must be {fmt.K_MIN} to {fmt.K_MAX}, got {k}")
-    if tensor.dtype not in (*ops.FLOAT_DTYPES, torch.float64):
-        raise ValueError(f"{name}: {tensor.dtype} cannot be quantized, only floating point of 16, 32 or 64 bits")
-    if tensor.dim() < 2 or tensor.numel() == 0:
-        raise ValueError(
-            f"{name}: shape {list(tensor.shape)} cannot be quantized, 2 dimensions and an element are needed"
-        )
+    coder = get_codec(codec)
+    _check_input(tensor, k, name, coder)
     shape = tuple(tensor.shape)
     w = _as_core_input(tensor.detach()).reshape(fmt.matrix_shape(name, shape)).contiguous()
-    amax, status = ops.scan(w)
-    count, first = status.tolist()
-    if count:
-        raise NonFiniteError(
-            f"{name}: {count} of {w.numel()} values are NaN or infinite, the first at flat index {first}",
-            tensor=name,
-            count=count,
-            first=first,
-        )
+    amax = _largest(w, name)
     weights = None if importance is None else _checked_importance(importance, w, name, shape)
-    if isinstance(codebook, str) and codebook == "fit":
-        chosen, codebook_name = fit.fit_tensor(w, k, amax, weights).levels, "fit"
-    else:
-        chosen, codebook_name = codebooks.levels(codebook, k)
-    levels = torch.as_tensor(chosen).to(w.device)
-    packed, absmax, stored = ops.quantize(w, levels, amax=amax, importance=weights, scale=scale)
-    sqnr_db, max_abs_err = summarise(ops.stats(w, packed, absmax, stored))
-    return QuantizedTensor(
-        packed.reshape(fmt.packed_shape(name, shape, k)),
-        absmax.reshape(fmt.absmax_shape(name, shape)),
-        stored,
-        shape,
-        tensor.dtype,
-        scale,
-        codebook_name,
-        sqnr_db,
-        max_abs_err,
-    )
+    levels, codebook_name = _levels(coder, codebook, k, w, amax, weights)
+    made = coder.encode(w, Request(k, amax, scale, levels, weights))
+    sqnr_db, max_abs_err = summarise(coder.stats(w, made))
+    parts = {part.name: made[part.name].reshape(part.shape) for part in coder.parts(name, shape, k)}
+    return QuantizedTensor(parts, shape, tensor.dtype, k, scale, codebook_name, sqnr_db, max_abs_err, codec)
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
@@ -178,15 +180,15 @@ def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None, out: Tensor
     target = out.dtype if out is not None else dtype or q.dtype
     if out is not None and tuple(out.shape) != tuple(q.shape):
         raise ValueError(f"out: has shape {list(out.shape)}, needs {list(q.shape)}")
-    packed, absmax = q.matrices()
+    codec, parts = get_codec(q.codec), q.matrices()
     if target == torch.float64:  # exact: the decode rule is float32
-        wide = ops.dequantize(packed, absmax, q.codebook, q.cols).reshape(q.shape).double()
+        wide = codec.decode(parts, q.cols, torch.float32).reshape(q.shape).double()
         return wide if out is None else out.copy_(wide)
     if target not in ops.FLOAT_DTYPES:
         raise ValueError(f"dtype: cannot decode to {target}")
     if out is None:
-        return ops.dequantize(packed, absmax, q.codebook, q.cols, target).reshape(q.shape)
-    ops.dequantize(packed, absmax, q.codebook, q.cols, out=out.view(q.rows, q.cols))
+        return codec.decode(parts, q.cols, target).reshape(q.shape)
+    codec.decode(parts, q.cols, target, out=out.view(q.rows, q.cols))
     return out
 
 
@@ -205,8 +207,45 @@ def sqnr_db(signal: float, noise: float) -> float | None:
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
 
 
+def _check_input(tensor: Any, k: int, name: str, codec: Codec) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: a torch.Tensor is needed, not {type(tensor).__name__}")
+    if k not in codec.ks:
+        raise ValueError(f"k must be {codec.ks[0]} to {codec.ks[-1]}, got {k}")
+    if tensor.dtype not in (*ops.FLOAT_DTYPES, torch.float64):
+        raise ValueError(f"{name}: {tensor.dtype} cannot be quantized, only floating point of 16, 32 or 64 bits")
+    if tensor.dim() < 2 or tensor.numel() == 0:
+        raise ValueError(
+            f"{name}: shape {list(tensor.shape)} cannot be quantized, 2 dimensions and an element are needed"
+        )
+
+
 def _as_core_input(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def _largest(w: Tensor, name: str) -> Tensor:
+    """max |w|, float32 ``[1]``. Raises NonFiniteError."""
+    amax, status = ops.scan(w)
+    count, first = status.tolist()
+    if count:
+        raise NonFiniteError(
+            f"{name}: {count} of {w.numel()} values are NaN or infinite, the first at flat index {first}",
+            tensor=name,
+            count=count,
+            first=first,
+        )
+    return amax
+
+
+def _levels(
+    codec: Codec, codebook: Any, k: int, w: Tensor, amax: Tensor, weights: Tensor | None
+) -> tuple[Tensor | None, str]:
+    """The levels to quantize with, on the CPU, and the name of their kind."""
+    if isinstance(codebook, str) and codebook == "fit":
+        return torch.as_tensor(fit.fit_tensor(w, k, amax, weights).levels), "fit"
+    levels, kind = codec.levels(codebook, k)
+    return None if levels is None else torch.as_tensor(levels), kind
 
 
 def _checked_importance(importance: Tensor, w: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:

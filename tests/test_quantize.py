@@ -1,5 +1,9 @@
 """kbitq.quantize and kbitq.dequantize: shapes, strides, dtypes, modes of the float unit, and what they refuse."""
 
+import copy
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -135,3 +139,27 @@ def test_wrong_arguments_are_refused(call):
 def test_shown_in_one_line():
     q = kbitq.quantize(torch.ones(64, 96), 3)
     assert repr(q) == "QuantizedTensor([64, 96], torch.float32, k=3, mse, optimal, cpu)"
+
+
+def test_it_is_saved_moved_and_sent_like_a_tensor(tmp_path: Path) -> None:
+    w = torch.randn(6, 70, generator=torch.Generator().manual_seed(0))
+    q = kbitq.quantize(w, 3)
+    torch.save({"layer": q}, tmp_path / "q.pt")
+    for loaded in (torch.load(tmp_path / "q.pt", weights_only=True)["layer"], pickle.loads(pickle.dumps(q))):
+        assert torch.equal(loaded.dequantize(), q.dequantize())
+        assert (loaded.shape, loaded.dtype, loaded.k, loaded.sqnr_db) == (q.shape, q.dtype, q.k, q.sqnr_db)
+    assert q.device == torch.device("cpu")
+    assert torch.equal(q.to("cpu").packed, q.cpu().packed)
+    assert q.to("meta").device.type == "meta"
+    with pytest.raises(TypeError, match="moves to a device"):
+        q.to(torch.float16)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="no attribute 'scales'"):
+        _ = q.scales
+    copied = copy.deepcopy(q)
+    assert copied.packed is not q.packed
+
+
+@pytest.mark.parametrize("given", [None, [[1.0, 2.0]], "w", 3])
+def test_what_is_no_tensor_is_refused_in_a_sentence(given: object) -> None:
+    with pytest.raises(TypeError, match=r"tensor: a torch\.Tensor is needed, not"):
+        kbitq.quantize(given, 3)  # type: ignore[arg-type]

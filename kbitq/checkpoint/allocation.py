@@ -22,8 +22,9 @@ from kbitq.choose import knapsack as allocator
 from kbitq.choose.knapsack import Allocation, Budget
 from kbitq.choose.selection import REGEX_PREFIX, Rule, shrinks
 from kbitq.choose.tensor_names import merged_experts, tie_of
+from kbitq.codecs.base import coded_nbytes, constant_nbytes
 from kbitq.errors import BudgetError, SelectionError
-from kbitq.format import K_MAX, K_MIN, codebook_nbytes, element_count, quantized_nbytes
+from kbitq.format import K_MAX, K_MIN, element_count
 from kbitq.quantized import sqnr_db
 
 KS = tuple(range(K_MIN, K_MAX + 1))
@@ -140,12 +141,12 @@ class _Spending:
 
     def _size(self, tensor: TensorPlan, k: int) -> int:
         """Bytes that count: with the codebook where the file's size is what matters."""
-        books = codebook_nbytes(k) if self.budget.size is not None else 0
-        return quantized_nbytes(tensor.name, tensor.shape, k) + books
+        books = constant_nbytes(tensor.codec, k) if self.budget.size is not None else 0
+        return coded_nbytes(tensor.codec, tensor.name, tensor.shape, k) + books
 
     def _error(self, tensor: TensorPlan, k: int) -> float:
         """The error that counts; infinite for a K at which the tensor would not shrink."""
-        if k != K_MIN and not shrinks(tensor.name, tensor.shape, tensor.dtype, k):
+        if k != K_MIN and not shrinks(tensor.name, tensor.shape, tensor.dtype, k, tensor.codec):
             return np.inf
         found = self.measured[tensor.name]
         error = found.weighted[k] if self.budget.error == "importance" else found.noise[k]
@@ -185,7 +186,7 @@ class _Spending:
 def _bits(tensors: Iterable[TensorPlan]) -> float:
     """Bits per weight of the quantized tensors."""
     chosen = [t for t in tensors if t.k is not None]
-    size = sum(quantized_nbytes(t.name, t.shape, t.k) for t in chosen if t.k is not None)
+    size = sum(coded_nbytes(t.codec, t.name, t.shape, t.k) for t in chosen if t.k is not None)
     return 8 * size / max(1, sum(element_count(t.shape) for t in chosen))
 
 

@@ -17,10 +17,11 @@ from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.quantization import RunReport
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
-from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES, TileReader
+from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, decode, open_quantized
 from kbitq.errors import CheckpointError, KbitqError
 from kbitq.format import CONFIG_FILE, Entry, element_count, stored_dtype
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 DTYPE_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -71,7 +72,7 @@ def _with_dtype(tensor: StoredTensor, dtype: str) -> StoredTensor:
 
 
 def _lay_out(opened: QuantizedCheckpoint, target: Path, max_shard_size: int) -> tuple[list[Shard], str]:
-    groups = [(t.packed.file, Entry(t.name, t.meta.dtype, t.meta.shape)) for t in opened.tensors.values()]
+    groups = [(t.file, Entry(t.name, t.meta.dtype, t.meta.shape)) for t in opened.tensors.values()]
     groups += [(t.file, Entry(t.name, t.dtype, t.shape, t.nbytes)) for t in opened.kept.values()]
     groups.sort(key=lambda g: (g[0], g[1].name))
     one_file = is_file_name(target)

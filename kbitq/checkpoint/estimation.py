@@ -15,9 +15,10 @@ from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.source.memory import peak_memory, tile_bytes
 from kbitq.checkpoint.source.spans import Span
-from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES, TileReader
-from kbitq.codecs import codebooks
+from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.codecs.base import get_codec
 from kbitq.format import element_count
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 _ROWS, _COLS = 512, 2048  # of the tile that is timed: large enough for all threads
 _READ_BYTES = 64 << 20
@@ -67,12 +68,13 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
 def _codec_rate(plan: Plan, seconds: float) -> float:
     """Values a second that are scanned, quantized and measured, with the plan's commonest dtype, K and rule."""
     tensors = [t for t in plan.tensors if t.k is not None]
-    (dtype, k, scale), _ = Counter((t.dtype, t.k, t.scale) for t in tensors).most_common(1)[0]
+    (dtype, k, scale, codec_name), _ = Counter((t.dtype, t.k, t.scale, t.codec) for t in tensors).most_common(1)[0]
     assert k is not None
     core_dtype = TORCH_DTYPES[dtype] if dtype != "F64" else torch.float32
     w = torch.randn(_ROWS, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
-    span, levels = Span(0, 0, _ROWS, _COLS, True, True), torch.from_numpy(codebooks.optimal(k).copy())
-    request = Request(levels, 8.0, scale)
+    span, levels = Span(0, 0, _ROWS, _COLS, True, True), get_codec(codec_name).levels("optimal", k)[0]
+    usual = None if levels is None else torch.from_numpy(levels.copy())
+    request = Request(codec_name, k, usual, 8.0, scale)
     with TileReader(plan.checkpoint) as reader:
         codec = TileCodec(reader, resolve_device(plan.options.device))
         codec.quantize_span(span, w, request)  # the first call also starts threads

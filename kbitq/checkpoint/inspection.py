@@ -21,11 +21,12 @@ from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source, measure_tensor
-from kbitq.checkpoint.written.stored import QuantizedCheckpoint, open_quantized, read_codebook
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, open_quantized, read_constants
 from kbitq.choose.selection import Selection
 from kbitq.codecs import codebooks
+from kbitq.codecs.base import coded_nbytes, constant_nbytes
 from kbitq.errors import CheckpointError
-from kbitq.format import K_MIN, codebook_nbytes, element_count, quantized_nbytes, stored_dtype  # fmt: skip  # fmt: skip
+from kbitq.format import DEFAULT_CODEC, K_MIN, element_count, stored_dtype  # fmt: skip  # fmt: skip
 from kbitq.quantized import sqnr_db
 
 
@@ -78,7 +79,7 @@ def _inspect_quantized(
     if against is not None:
         overall = _measure(opened, open_source(against), progress)  # this reads the codebooks too
     elif isinstance(opened.checkpoint.storage, LocalFileStorage | LocalFolderStorage):
-        _check_codebooks(opened)  # not over a network, where each would be a request of its own
+        _check_constants(opened)  # not over a network, where each would be a request of its own
     rows = [quantized_row(name, tensor.meta) for name, tensor in opened.tensors.items()]
     rows += [kept_row(n, opened.reasons.get(n, ""), t.shape, t.dtype, t.nbytes) for n, t in opened.kept.items()]
     before = sum(t.nbytes for t in opened.kept.values())
@@ -87,11 +88,11 @@ def _inspect_quantized(
     return InspectReport(totals(rows, before, overall), rows, True)
 
 
-def _check_codebooks(opened: QuantizedCheckpoint) -> None:
+def _check_constants(opened: QuantizedCheckpoint) -> None:
     """Raise FormatError for a codebook that is not finite, as every reader must."""
     with TileReader(opened.checkpoint) as reader:
         for tensor in opened.tensors.values():
-            read_codebook(reader, tensor)
+            read_constants(reader, tensor)
 
 
 def _measure(
@@ -144,12 +145,12 @@ def _try(
         return None
     would: dict[int, dict[str, Any]] = {}
     mine = {k: ErrorSums() for k in ks}
-    requests = {k: Request(torch.from_numpy(codebooks.optimal(k).copy()), amax, "mse") for k in ks}
+    requests = {k: Request(DEFAULT_CODEC, k, torch.from_numpy(codebooks.optimal(k).copy()), amax, "mse") for k in ks}
     for span, w in tiles if tiles is not None else _tiles(codec.reader, tensor):
         for k in ks:
             mine[k].add(span, codec.quantize_span(span, w, requests[k]).errors)
     for k in ks:
-        size = quantized_nbytes(tensor.name, tensor.shape, k) + codebook_nbytes(k)
+        size = coded_nbytes(DEFAULT_CODEC, tensor.name, tensor.shape, k) + constant_nbytes(DEFAULT_CODEC, k)
         would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}
         sums[k].append(_scaled_up(mine[k], tensor, tiles))
     return would
@@ -185,7 +186,7 @@ def _source_totals(
     untouched = checkpoint.nbytes - sum(r["bytes"] for r in chosen)
     would = {}
     for k in ks:
-        stored = sum(quantized_nbytes(r["name"], r["shape"], k) for r in chosen)
+        stored = sum(coded_nbytes(DEFAULT_CODEC, r["name"], r["shape"], k) for r in chosen)
         would[k] = {
             "bytes": untouched + sum(r["would"][k]["bytes"] for r in chosen),
             "bits_per_weight": 8 * stored / weights if weights else 0.0,

@@ -12,13 +12,13 @@ from kbitq.checkpoint.output.layout import Group, Shard
 from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.source.open import SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.recognise import is_kbitq
-from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES, TileReader
-from kbitq.checkpoint.written.stored import StoredTensor, open_quantized, read_codebook
+from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.stored import StoredTensor, open_quantized, read_constants
+from kbitq.codecs.base import coded_entries, part_names
 from kbitq.errors import CheckpointError
-from kbitq.format import METADATA_KEY, Entry, ShardMeta, TensorMeta, companion_entries, companion_names, place
+from kbitq.format import METADATA_KEY, Entry, ShardMeta, TensorMeta, place
+from kbitq.ops.dtypes import STORED_NAMES, TORCH_DTYPES
 from kbitq.quantized import QuantizedTensor
-
-STORED_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def load_file(path: str | Path) -> dict[str, torch.Tensor | QuantizedTensor]:
@@ -92,10 +92,11 @@ def _load(reader: TileReader, tensor: SourceTensor) -> torch.Tensor:
 
 def _load_quantized(reader: TileReader, tensor: StoredTensor) -> QuantizedTensor:
     meta = tensor.meta
-    packed, absmax, codebook = _load(reader, tensor.packed), _load(reader, tensor.absmax), read_codebook(reader, tensor)
+    parts = {name: _load(reader, part) for name, part in tensor.parts.items()}
+    parts.update(read_constants(reader, tensor))
     return QuantizedTensor(
-        packed, absmax, codebook, meta.shape, TORCH_DTYPES[meta.dtype], meta.scale, meta.codebook,
-        meta.sqnr_db, meta.max_abs_err,
+        parts, meta.shape, TORCH_DTYPES[meta.dtype], meta.k, meta.scale, meta.codebook, meta.sqnr_db, meta.max_abs_err,
+        meta.codec,
     )  # fmt: skip
 
 
@@ -103,14 +104,15 @@ def _group(name: str, tensor: torch.Tensor | QuantizedTensor) -> tuple[Group, di
     if isinstance(tensor, QuantizedTensor):
         meta = TensorMeta(
             tensor.k, tuple(tensor.shape), _stored_name(name, tensor.dtype), tensor.scale, tensor.codebook_name,
-            tensor.sqnr_db, tensor.max_abs_err,
+            tensor.sqnr_db, tensor.max_abs_err, codec=tensor.codec,
         )  # fmt: skip
-        parts = (tensor.packed, tensor.absmax, tensor.codebook)
-        entries = companion_entries(name, meta.shape, meta.k)
-        for part, entry in zip(parts, entries, strict=True):
+        parts = {stored: tensor.parts[part] for part, stored in part_names(tensor.codec, name).items()}
+        entries = coded_entries(tensor.codec, name, meta.shape, meta.k)
+        for entry in entries:
+            part = parts[entry.name]
             if tuple(part.shape) != entry.shape or _stored_name(name, part.dtype) != entry.dtype:
                 raise CheckpointError(f"tensor {name}: its {entry.name} is {part.dtype} {list(part.shape)}")
-        return Group(entries, ShardMeta({name: meta})), dict(zip(companion_names(name), parts, strict=True))
+        return Group(entries, ShardMeta({name: meta})), parts
     return Group([Entry(name, _stored_name(name, tensor.dtype), tuple(tensor.shape))]), {name: tensor}
 
 

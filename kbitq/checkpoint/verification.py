@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from kbitq import ops
 from kbitq.checkpoint.output.checksums import check_sums
 from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
@@ -19,14 +18,13 @@ from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source
-from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_codebook, read_span
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants, read_span
 from kbitq.errors import KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, build_quantization_config, guard_name
 from kbitq.quantized import sqnr_db
 from kbitq.text_safety import shown
 
 DEFAULT_SAMPLE = 8  # tensors that are quantized again, unless all are
-SATURATED_BYTE = 0xFF
 _STATISTICS = (("sqnr_db", "%.4f"), ("max_abs_err", "%.6e"))
 
 
@@ -86,7 +84,14 @@ def verify(
 
 def _bytes_to_read(checkpoint: Checkpoint, opened: QuantizedCheckpoint) -> int:
     files = sum(f.size for f in checkpoint.fingerprints.values())
-    return files + sum(t.absmax.nbytes for t in opened.tensors.values())
+    scales = sum(part.nbytes for t in opened.tensors.values() for part in _scale_parts(t))
+    return files + scales
+
+
+def _scale_parts(tensor: StoredTensor) -> list[SourceTensor]:
+    """The parts that hold the scales of blocks."""
+    empty = torch.empty(0)
+    return [part for name, part in tensor.parts.items() if tensor.codec.scale_counts(name, empty) is not None]
 
 
 def _check_structure(opened: QuantizedCheckpoint, report: VerifyReport) -> None:
@@ -120,17 +125,18 @@ def _check_values(opened: QuantizedCheckpoint, reader: TileReader, report: Verif
     blocks = zero = saturated = 0
     for name, tensor in opened.tensors.items():
         try:
-            levels = read_codebook(reader, tensor)
+            constants = read_constants(reader, tensor)
         except KbitqError as error:
             report.problems.append(str(error))
             continue
-        if bool((levels[1:] < levels[:-1]).any()):
-            report.problems.append(f"{opened.checkpoint.describe(tensor.codebook)}: its levels do not ascend")
-        for _, data in reader.chunks(tensor.absmax):
-            blocks += data.numel()
-            zero += int((data == 0).sum())
-            saturated += int((data == SATURATED_BYTE).sum())
-            meter.add(data.numel(), name)
+        report.problems += [f"tensor {shown(name)}: {problem}" for problem in tensor.codec.problems(constants)]
+        for part, stored in tensor.parts.items():
+            if tensor.codec.scale_counts(part, torch.empty(0)) is None:
+                continue
+            for _, data in reader.chunks(stored):
+                counts = tensor.codec.scale_counts(part, data) or (0, 0, 0)
+                blocks, zero, saturated = (a + b for a, b in zip((blocks, zero, saturated), counts, strict=True))
+                meter.add(data.numel(), name)
     report.totals.update(blocks=blocks, zero_blocks=zero, saturated_blocks=saturated)
     report.checks.append(f"values: {blocks:,} blocks, {zero:,} of zeros, {saturated:,} at the largest scale")
 
@@ -165,24 +171,21 @@ def _check_tensor(tensor: StoredTensor, reader: TileReader, plain: TileReader, r
     sums = ErrorSums()
     if original is None:
         return sums
-    codebook = read_codebook(reader, tensor)
-    if not bool(codebook.any()):
-        report.problems.append(f"tensor {tensor.name}: all levels of its codebook are 0")
+    constants = read_constants(reader, tensor)
+    if tensor.codec.problems(constants):  # said already, with the values
         return sums
     codec = TileCodec(plain)
-    amax = codec.scan(original).amax
-    # The power of two apart, the stored codebook is the normalised one, whose largest magnitude is 1.
-    levels = codebook / codebook.abs().max()
+    amax, levels = codec.scan(original).amax, tensor.codec.levels_of(constants)
     repeatable = tensor.meta.importance is None and tensor.meta.scale in ("absmax", "mse")
     differs = False
     for span in plain.spans(original):
         values = plain.read(original, span)
-        packed, absmax = read_span(reader, tensor, span)
-        sums.add(span, ops.stats(values, packed, absmax, codebook))
+        stored = read_span(reader, tensor, span, constants)
+        sums.add(span, tensor.codec.stats(values, stored))
         if repeatable and not differs:
-            done = codec.quantize_span(span, values, Request(levels, amax, tensor.meta.scale))
-            parts = ((done.packed, packed), (done.absmax, absmax), (done.codebook, codebook))
-            differs = not all(torch.equal(a, b) for a, b in parts)
+            request = Request(tensor.codec.name, tensor.meta.k, levels, amax, tensor.meta.scale)
+            again = codec.quantize_span(span, values, request).parts
+            differs = not all(torch.equal(again[part], data) for part, data in stored.items())
     if differs:
         report.problems.append(f"tensor {tensor.name} is not what its source gives when it is quantized again")
     measured = {"sqnr_db": sums.sqnr_db, "max_abs_err": sums.max_abs_err}

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from kbitq.codecs.base import coded_nbytes, constant_nbytes
 from kbitq.errors import SelectionError
 from kbitq.format import (
+    DEFAULT_CODEC,
     K_MAX,
     K_MIN,
     SCALE_RULES,
-    codebook_nbytes,
     element_count,
     is_fused_experts,
-    quantized_nbytes,
     stored_dtype,
     tensor_nbytes,
 )
@@ -103,6 +103,7 @@ class Selection:
     only: Sequence[str] = ()
     keep_embeddings: bool = True
     rules: Sequence[TensorRule] = ()
+    codec: str = DEFAULT_CODEC
 
     def __post_init__(self) -> None:
         if not K_MIN <= self.k <= K_MAX:
@@ -146,7 +147,7 @@ class Selection:
         else:
             reason = "fused experts" if is_fused_experts(name, shape) else "matrix"
         k = self.k if rule is None or rule.k is None else rule.k
-        if not shrinks(name, shape, dtype, k):
+        if not shrinks(name, shape, dtype, k, self.codec):
             return Verdict(False, "would not shrink")
         return Verdict(True, reason, k, rule)
 
@@ -219,7 +220,7 @@ def _no_quantized_form(name: str, shape: Sequence[int], dtype: str) -> str | Non
     return "a vector" if shape else "a scalar"
 
 
-def shrinks(name: str, shape: Sequence[int], dtype: str, k: int) -> bool:
+def shrinks(name: str, shape: Sequence[int], dtype: str, k: int, codec: str = DEFAULT_CODEC) -> bool:
     """Whether a tensor takes fewer bytes at ``k`` bits, codebook included, than as it is."""
     source = tensor_nbytes(dtype, shape)
-    return source is not None and quantized_nbytes(name, shape, k) + codebook_nbytes(k) < source
+    return source is not None and coded_nbytes(codec, name, shape, k) + constant_nbytes(codec, k) < source

@@ -13,6 +13,7 @@ from kbitq.errors import FormatError
 from kbitq.format.dtypes import is_shape
 from kbitq.format.shapes import (
     BLOCK,
+    DEFAULT_CODEC,
     K_MAX,
     K_MIN,
     module_name,
@@ -21,6 +22,7 @@ from kbitq.format.shapes import (
 )
 
 FORMAT_VERSION = 1
+CODEC_VERSION = 2  # of a file with a tensor of another codec than the default one
 QUANT_METHOD = "kbitq"
 SCALE_FORMAT = "e4m4"
 METADATA_KEY = "kbitq"  # of a shard's __metadata__
@@ -40,6 +42,7 @@ class TensorMeta:
     sqnr_db: float | None = None
     max_abs_err: float | None = None
     importance: str | None = None  # SHA-256 of the importance file, where one was used
+    codec: str = DEFAULT_CODEC
 
 
 @dataclass
@@ -53,10 +56,17 @@ class ShardMeta:
         """Compact JSON, tensors by name. ``reserve`` writes every statistic at its reserved width, for laying out."""
         tensors = ",".join(f"{dump(n)}:{_tensor_json(self.tensors[n], reserve)}" for n in sorted(self.tensors))
         kept = f',"kept":{dump(dict(sorted(self.kept.items())))}' if self.kept else ""
-        return f'{{"format_version":{FORMAT_VERSION},"tensors":{{{tensors}}}{kept}}}'
+        version = format_version(meta.codec for meta in self.tensors.values())
+        return f'{{"format_version":{version},"tensors":{{{tensors}}}{kept}}}'
+
+
+def format_version(codecs: Iterable[str]) -> int:
+    """The version of a file, or of a folder, whose quantized tensors have these codecs."""
+    return FORMAT_VERSION if all(codec == DEFAULT_CODEC for codec in codecs) else CODEC_VERSION
 
 
 def dump(value: Any) -> str:
+    """Compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -73,6 +83,7 @@ def _tensor_json(meta: TensorMeta, reserve: bool) -> str:
         "dtype": meta.dtype,
         "scale": meta.scale,
         "codebook": meta.codebook,
+        **({"codec": meta.codec} if meta.codec != DEFAULT_CODEC else {}),
     }
     sqnr = _statistic(meta.sqnr_db, "%.4f", reserve)
     error = _statistic(meta.max_abs_err, "%.6e", reserve)
@@ -97,11 +108,12 @@ def parse_shard_meta(text: str, where: str) -> ShardMeta:
 
 
 def check_version(raw: Mapping[str, Any], where: str) -> None:
-    """Raise FormatError unless ``format_version`` is the one written here."""
+    """Raise FormatError unless ``format_version`` is one that is written here."""
     version = raw.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if version not in (FORMAT_VERSION, CODEC_VERSION) or isinstance(version, bool):
         raise FormatError(
-            f"{where}: format_version {version!r} is not known to this kbitq (it reads {FORMAT_VERSION})",
+            f"{where}: format_version {version!r} is not known to this kbitq "
+            f"(it reads {FORMAT_VERSION} and {CODEC_VERSION})",
             hint="pip install --upgrade kbitq",
         )
 
@@ -113,7 +125,11 @@ def _parse_tensor_meta(name: str, raw: Any, where: str) -> TensorMeta:
     if not isinstance(k, int) or isinstance(k, bool) or not K_MIN <= k <= K_MAX:
         raise FormatError(f"{where}: tensor {name}: K = {k!r} is outside {K_MIN}..{K_MAX}")
     meta = TensorMeta(k, tuple(raw["shape"]), raw["dtype"], "unknown", "unknown")
-    for key in ("scale", "codebook", "importance"):
+    if raw.get("scale_block", BLOCK) != BLOCK:
+        raise FormatError(
+            f"{where}: tensor {name}: scales for {raw['scale_block']!r} columns are not known to this kbitq"
+        )
+    for key in ("scale", "codebook", "importance", "codec"):
         if isinstance(raw.get(key), str):
             setattr(meta, key, raw[key])
     for key in ("sqnr_db", "max_abs_err"):
@@ -127,25 +143,39 @@ def build_quantization_config(tensors: Mapping[str, TensorMeta], not_converted: 
 
     ``dtypes`` is written only where tensors differ from the common dtype, since metadata may be lost on re-saving.
     """
+    common_codec = most_common(meta.codec for meta in tensors.values())
     common_k = most_common(meta.k for meta in tensors.values())
     common_dtype = most_common(meta.dtype for meta in tensors.values())
     ordered = sorted(tensors.items())
     config: dict[str, Any] = {
         "quant_method": QUANT_METHOD,
-        "format_version": FORMAT_VERSION,
+        "format_version": format_version(meta.codec for meta in tensors.values()),
         "block_size": BLOCK,
         "scale_format": SCALE_FORMAT,
         "dtype": common_dtype,
         "k": common_k,
-        "overrides": {module_name(n): {"k": m.k} for n, m in ordered if m.k != common_k},
-        "shapes": {
-            n: list(m.shape) for n, m in ordered if m.shape != shape_of_packed(n, m.k, packed_shape(n, m.shape, m.k))
-        },
+        "overrides": {module_name(n): o for n, m in ordered if (o := _override(m, common_k, common_codec))},
+        "shapes": {n: list(m.shape) for n, m in ordered if not _tells_shape(n, m)},
         "modules_to_not_convert": sorted(set(not_converted)),
     }
     if dtypes := {n: m.dtype for n, m in ordered if m.dtype != common_dtype}:
         config["dtypes"] = dtypes
+    if common_codec != DEFAULT_CODEC:
+        config["codec"] = common_codec
     return config
+
+
+def _override(meta: TensorMeta, k: int, codec: str) -> dict[str, Any]:
+    """What of a tensor differs from the most common K and codec."""
+    differs: dict[str, Any] = {"k": meta.k} if meta.k != k else {}
+    return differs if meta.codec == codec else {**differs, "codec": meta.codec}
+
+
+def _tells_shape(name: str, meta: TensorMeta) -> bool:
+    """Whether the stored parts alone tell the source's shape, should the metadata be lost."""
+    return meta.codec == DEFAULT_CODEC and meta.shape == shape_of_packed(
+        name, meta.k, packed_shape(name, meta.shape, meta.k)
+    )
 
 
 def most_common(values: Iterable[Any]) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kbitq import ops
+from kbitq import format as fmt
+from kbitq.codecs.base import get_codec, part_kinds
 from kbitq.nn.packed import PackedMatrix
 from kbitq.quantized import QuantizedTensor, quantize
 
@@ -24,6 +25,7 @@ class KbitEmbedding(PackedMatrix):
         padding_idx: kept for those who ask; it only matters to gradients.
         device: of the parameters, which are not initialised: load them, or use :meth:`from_embedding`.
         dtype: of the looked-up vectors; the default dtype if None. Follows ``.to(dtype)``.
+        codec: how the table is coded.
     """
 
     def __init__(
@@ -34,8 +36,9 @@ class KbitEmbedding(PackedMatrix):
         padding_idx: int | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        codec: str = fmt.DEFAULT_CODEC,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, k, device=device, dtype=dtype)
+        super().__init__(num_embeddings, embedding_dim, k, device=device, dtype=dtype, codec=codec)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
 
     @classmethod
@@ -52,14 +55,15 @@ class KbitEmbedding(PackedMatrix):
     ) -> KbitEmbedding:
         """An embedding around a quantized ``[rows, dim]`` table, sharing its memory."""
         rows, cols = q.shape
-        made = cls(rows, cols, q.k, padding_idx, device="meta", dtype=dtype or q.dtype)
+        made = cls(rows, cols, q.k, padding_idx, device="meta", dtype=dtype or q.dtype, codec=q.codec)
         made.set_quantized(q)
         return made
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1)
-        packed, absmax = self.weight_packed[rows], self.weight_absmax[rows]
-        vectors = ops.dequantize(packed, absmax, self.weight_codebook, self.embedding_dim, self.dtype)
+        kinds = part_kinds(self.info.codec)
+        chosen = {name: held if kinds[name] else held[rows] for name, held in self.parts.items()}
+        vectors = get_codec(self.info.codec).decode(chosen, self.embedding_dim, self.dtype)
         return vectors.view(*input.shape, self.embedding_dim)
 
     def to_embedding(self, dtype: torch.dtype | None = None) -> nn.Embedding:

@@ -8,16 +8,15 @@ a GPU, experts of the usual form take all tokens through all experts at once ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from kbitq import format as fmt
-from kbitq import ops
+from kbitq.codecs.base import part_name
 from kbitq.nn.packed import PackedModule, WeightInfo, frozen, packed_parameters
-from kbitq.ops import tiled_linear
+from kbitq.ops import dequantize, tiled_linear
 from kbitq.ops.linear import autocast, linear
 from kbitq.ops.tiled_linear import Tiles
 from kbitq.quantized import QuantizedTensor
@@ -58,7 +57,7 @@ class ExpertMatrix(_Decoded):
     def dense(self) -> Tensor:
         parts = self.codebook.reshape(-1, self.codebook.shape[-1])
         chunks = zip(self.packed.chunk(len(parts)), self.absmax.chunk(len(parts)), parts, strict=True)
-        return torch.cat([ops.dequantize(p, a, c, self.shape[1], self.dtype) for p, a, c in chunks])
+        return torch.cat([dequantize(p, a, c, self.shape[1], self.dtype) for p, a, c in chunks])
 
     @classmethod
     def __torch_function__(
@@ -120,8 +119,14 @@ class KbitExperts(PackedModule):
 
     def stack(self, name: str) -> ExpertStack:
         """The packed stack ``name``."""
-        packed, absmax, codebook = (self.get_parameter(part) for part in fmt.companion_names(name))
-        return ExpertStack(packed, absmax, codebook, self._stacks[name], self.dtype)
+        parts = self.parts_of(name)
+        return ExpertStack(parts["packed"], parts["absmax"], parts["codebook"], self._stacks[name], self.dtype)
+
+    def packed_names(self) -> Iterable[str]:
+        return tuple(self._stacks)
+
+    def codec_of(self, name: str) -> str:
+        return self.info[name].codec
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_stacks", ()):
@@ -165,9 +170,9 @@ class KbitExperts(PackedModule):
         """Become the dense module again, with decoded stacks."""
         for name in self.packed_names():
             dense = self.stack(name).dense().to(dtype or self.dtype)
-            for part in fmt.companion_names(name):
-                delattr(self, part)
-            del self._stacks[name]
+            for part in self.parts_of(name):
+                delattr(self, part_name(name, part))
+            del self._stacks[name], self.info[name]
             self.register_parameter(name, nn.Parameter(dense))
         self.__class__ = self._dense_class  # type: ignore[assignment]
 
@@ -235,7 +240,7 @@ def pack_experts(module: nn.Module, stacks: Mapping[str, tuple[int, int]]) -> Kb
         parameters = packed_parameters(name, shape, k, dense[name].device)
         if parts:
             levels = torch.empty((shape[0], parts, 1 << k), dtype=torch.float32, device=dense[name].device)
-            parameters[name + fmt.CODEBOOK_SUFFIX] = frozen(levels)
+            parameters[part_name(name, "codebook")] = frozen(levels)
         for part, parameter in parameters.items():
             made.register_parameter(part, parameter)
         made._stacks[name] = shape[2]
@@ -247,7 +252,7 @@ def quantize_experts(module: nn.Module, quantized: Mapping[str, QuantizedTensor]
     """:func:`pack_experts` with the values of quantized stacks (one codebook a stack)."""
     made = pack_experts(module, {name: (q.k, 0) for name, q in quantized.items()})
     for name, q in quantized.items():
-        for part, tensor in zip(fmt.companion_names(name), (q.packed, q.absmax, q.codebook), strict=True):
-            setattr(made, part, frozen(tensor))
+        for part, tensor in q.parts.items():
+            setattr(made, part_name(name, part), frozen(tensor))
         made.info[name] = WeightInfo.of(q)
     return made

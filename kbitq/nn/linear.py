@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kbitq import format as fmt
+from kbitq.codecs.base import get_codec
 from kbitq.nn.packed import PackedMatrix
-from kbitq.ops.linear import linear
 from kbitq.quantized import QuantizedTensor, quantize
 
 
@@ -26,6 +27,7 @@ class KbitLinear(PackedMatrix):
         bias: whether there is one.
         device: of the parameters, which are not initialised: load them, or use :meth:`from_linear`.
         dtype: of the bias and of :meth:`dequantize`; the default dtype if None.
+        codec: how the weight is coded.
     """
 
     bias: nn.Parameter | None
@@ -38,8 +40,9 @@ class KbitLinear(PackedMatrix):
         bias: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        codec: str = fmt.DEFAULT_CODEC,
     ) -> None:
-        super().__init__(out_features, in_features, k, device=device, dtype=dtype)
+        super().__init__(out_features, in_features, k, device=device, dtype=dtype, codec=codec)
         self.in_features, self.out_features = in_features, out_features
         if bias:
             self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=self.dtype))
@@ -57,7 +60,7 @@ class KbitLinear(PackedMatrix):
     ) -> KbitLinear:
         """A layer around a quantized ``[out, in]`` matrix, sharing its memory."""
         rows, cols = q.shape
-        made = cls(cols, rows, q.k, bias=False, device="meta", dtype=dtype or q.dtype)
+        made = cls(cols, rows, q.k, bias=False, device="meta", dtype=dtype or q.dtype, codec=q.codec)
         made.set_quantized(q)
         made.bias = bias
         return made
@@ -65,7 +68,7 @@ class KbitLinear(PackedMatrix):
     def forward(self, input: Tensor) -> Tensor:
         if input.shape[-1] != self.in_features:  # the packed words cannot tell 63 columns from 64
             raise ValueError(f"input: has {input.shape[-1]} features, needs {self.in_features}")
-        return linear(input, self.weight_packed, self.weight_absmax, self.weight_codebook, self.bias)
+        return get_codec(self.info.codec).linear(input, self.parts_of("weight"), self.bias)
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """An ordinary layer with the decoded weight."""
@@ -77,6 +80,6 @@ class KbitLinear(PackedMatrix):
         return made.train(self.training)
 
     def extra_repr(self) -> str:
-        books = "" if self.weight_codebook.dim() == 1 else f", codebooks={self.weight_codebook.shape[0]}"
+        books = "" if self.groups == 1 else f", codebooks={self.groups}"
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, k={self.k}"
         return f"{sizes}{books}, bias={self.bias is not None}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from kbitq import format as fmt
 from kbitq import ops
 from kbitq.codecs import codebooks
+from kbitq.codecs.base import Part, get_codec, part_name, part_names
+from kbitq.ops.dtypes import TORCH_DTYPES
 from kbitq.quantized import QuantizedTensor, quantize
 
 
@@ -26,6 +28,7 @@ class WeightInfo:
         sqnr_db: measured when quantizing, in decibels.
         max_abs_err: largest error, measured when quantizing.
         importance: SHA-256 of the importance file, where one was used.
+        codec: how the weight is coded.
     """
 
     dtype: torch.dtype = torch.float32
@@ -34,25 +37,27 @@ class WeightInfo:
     sqnr_db: float | None = None
     max_abs_err: float | None = None
     importance: str | None = None
+    codec: str = fmt.DEFAULT_CODEC
 
     @classmethod
     def of(cls, q: QuantizedTensor) -> WeightInfo:
         """What a freshly quantized tensor knows of itself."""
-        return cls(q.dtype, q.scale, q.codebook_name, q.sqnr_db, q.max_abs_err)
+        return cls(q.dtype, q.scale, q.codebook_name, q.sqnr_db, q.max_abs_err, codec=q.codec)
 
 
-def packed_parameters(name: str, shape: tuple[int, ...], k: int, device: Any = None) -> dict[str, nn.Parameter]:
-    """Uninitialised parameters for a weight: ``name_packed``, ``name_absmax``, ``name_codebook`` (no gradient).
+def packed_parameters(
+    name: str, shape: tuple[int, ...], k: int, device: Any = None, codec: str = fmt.DEFAULT_CODEC
+) -> dict[str, nn.Parameter]:
+    """Uninitialised parameters for a weight, one for each part: ``name_packed`` and so on (no gradient).
 
     Parameters and not buffers, because loaders merge and shard parameters only.
     """
     full = name if len(shape) == 2 else f"experts.{name}"
-    dtypes = (torch.int32, torch.uint8, torch.float32)
-    shapes = (fmt.packed_shape(full, shape, k), fmt.absmax_shape(full, shape), (1 << k,))
-    return {
-        part: nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
-        for part, size, dtype in zip(fmt.companion_names(name), shapes, dtypes, strict=True)
-    }
+
+    def parameter(part: Part) -> nn.Parameter:
+        return frozen(torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype], device=device))
+
+    return {part_name(name, part): parameter(part) for part in get_codec(codec).parts(full, shape, k)}
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -68,12 +73,21 @@ class PackedModule(nn.Module):
 
     dtype: torch.dtype
 
-    def packed_names(self) -> list[str]:
+    def packed_names(self) -> Iterable[str]:
         """Names of the weights held packed: ``weight`` stands for ``weight_packed`` and its companions."""
-        return [n.removesuffix(fmt.PACKED_SUFFIX) for n in self._parameters if n.endswith(fmt.PACKED_SUFFIX)]
+        raise NotImplementedError
+
+    def codec_of(self, name: str) -> str:
+        """How the weight ``name`` is coded."""
+        raise NotImplementedError
+
+    def parts_of(self, name: str) -> dict[str, nn.Parameter]:
+        """The parameters that stand for the weight ``name``, by part."""
+        held: Any = self._parameters  # without the search that getattr makes: this is on the way of every forward
+        return {part: held[stored] for part, stored in part_names(self.codec_of(name), name).items()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        parts = [self._parameters[part] for name in self.packed_names() for part in fmt.companion_names(name)]
+        parts: list[nn.Parameter | None] = [p for name in self.packed_names() for p in self.parts_of(name).values()]
         whole = {id(part) for part in parts}
 
         def careful(tensor: Tensor) -> Tensor:
@@ -93,22 +107,32 @@ def _real_device(parts: list[nn.Parameter | None]) -> torch.device:
 class PackedMatrix(PackedModule):
     """One packed matrix ``weight [rows, cols]``: the common part of the linear and the embedding layer."""
 
-    weight_packed: nn.Parameter
-    weight_absmax: nn.Parameter
-    weight_codebook: nn.Parameter
-
-    def __init__(self, rows: int, cols: int, k: int, *, device: Any, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, rows: int, cols: int, k: int, *, device: Any, dtype: torch.dtype | None, codec: str = fmt.DEFAULT_CODEC
+    ) -> None:
         super().__init__()
-        self.shape = (rows, cols)
+        self.shape, self.k = (rows, cols), k
         self.dtype = dtype or torch.get_default_dtype()
-        self.info = WeightInfo(dtype=self.dtype)
-        for name, parameter in packed_parameters("weight", self.shape, k, device).items():
+        self.info = WeightInfo(dtype=self.dtype, codec=codec)
+        for name, parameter in packed_parameters("weight", self.shape, k, device, codec).items():
             self.register_parameter(name, parameter)
 
+    def packed_names(self) -> Iterable[str]:
+        return ("weight",)
+
+    def codec_of(self, name: str) -> str:
+        return self.info.codec
+
     @property
-    def k(self) -> int:
-        """Bits of an index."""
-        return self.weight_codebook.shape[-1].bit_length() - 1
+    def parts(self) -> dict[str, nn.Parameter]:
+        """The parameters that stand for the weight, by part: ``packed`` for ``weight_packed``."""
+        return self.parts_of("weight")
+
+    @property
+    def groups(self) -> int:
+        """Into how many equal groups of rows the constants cut the weight (fused projections); 1 as a rule."""
+        constants = [(part, self.parts[part.name]) for part in self._part_table() if part.constant]
+        return max((held.shape[0] for part, held in constants if held.dim() > len(part.shape)), default=1)
 
     @property
     def weight(self) -> Tensor:
@@ -120,45 +144,57 @@ class PackedMatrix(PackedModule):
         cols, target = self.shape[1], dtype or self.dtype
         if target not in ops.FLOAT_DTYPES:  # float64: the decode rule is float32, so widening it loses nothing
             return self.dequantize(torch.float32).to(target)
-        books = self.weight_codebook.reshape(-1, self.weight_codebook.shape[-1])
-        chunks = zip(self.weight_packed.chunk(len(books)), self.weight_absmax.chunk(len(books)), books, strict=True)
-        parts = [ops.dequantize(packed, absmax, levels, cols, target) for packed, absmax, levels in chunks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        codec = get_codec(self.info.codec)
+        decoded = [codec.decode(parts, cols, target) for parts in self.by_group()]
+        return decoded[0] if len(decoded) == 1 else torch.cat(decoded)
+
+    def by_group(self) -> list[dict[str, Tensor]]:
+        """The parts of each group of rows that shares its constants."""
+        groups, table = self.groups, {part.name: part for part in self._part_table()}
+        cut: dict[str, list[Tensor]] = {}
+        for name, held in self.parts.items():
+            if not table[name].constant:
+                cut[name] = list(held.chunk(groups))
+            else:
+                cut[name] = list(held) if held.dim() > len(table[name].shape) else [held] * groups
+        return [{name: pieces[i] for name, pieces in cut.items()} for i in range(groups)]
 
     def set_quantized(self, q: QuantizedTensor) -> None:
         """Take over a quantized matrix of this layer's shape."""
         if tuple(q.shape) != self.shape:
             raise ValueError(f"q: has shape {list(q.shape)}, needs {list(self.shape)}")
-        for part, tensor in zip(fmt.companion_names("weight"), (q.packed, q.absmax, q.codebook), strict=True):
-            setattr(self, part, frozen(tensor))
-        self.info = WeightInfo.of(q)
+        for part, tensor in q.parts.items():
+            setattr(self, part_name("weight", part), frozen(tensor))
+        self.info, self.k = WeightInfo.of(q), q.k
 
-    def requantize(self, weight: Tensor) -> None:
+    def requantize(self, weight: Tensor, k: int | None = None) -> None:
         """Hold another weight ``[rows, cols]``: quantized with this layer's K, scale rule and codebook.
 
         A codebook known by name is used again; of any other, the present levels. One for each group of rows stays so.
-        Raises NonFiniteError.
+        With another ``k`` the levels are ``optimal`` unless they have a name. Raises NonFiniteError.
         """
-        info, parts = self.info, []
-        books = self.weight_codebook.reshape(-1, self.weight_codebook.shape[-1])
+        info, bits, groups = self.info, k or self.k, self.by_group()
         scale = info.scale if info.scale in fmt.SCALE_RULES else WeightInfo.scale
-        for part, book in zip(weight.chunk(len(books)), books, strict=True):
-            levels = info.codebook if info.codebook in codebooks.BUILTIN else book
-            parts.append(quantize(part, self.k, scale=scale, codebook=levels))
-        self.weight_packed = frozen(torch.cat([q.packed for q in parts]))
-        self.weight_absmax = frozen(torch.cat([q.absmax for q in parts]))
-        stacked = torch.stack([q.codebook for q in parts])
-        self.weight_codebook = frozen(stacked if self.weight_codebook.dim() == 2 else stacked[0])
-        one = len(parts) == 1
-        self.info = WeightInfo(
-            info.dtype, scale, parts[0].codebook_name,
-            parts[0].sqnr_db if one else None, parts[0].max_abs_err if one else None,
-        )  # fmt: skip
+        made = []
+        for rows, parts in zip(weight.chunk(len(groups)), groups, strict=True):
+            levels: Any = info.codebook
+            if info.codebook not in codebooks.BUILTIN:
+                levels = get_codec(info.codec).levels_of(parts) if bits == self.k else WeightInfo.codebook
+            made.append(quantize(rows, bits, scale=scale, codebook=levels, codec=info.codec))
+        for part in self._part_table():
+            pieces = [q.parts[part.name] for q in made]
+            stacked = torch.stack(pieces) if part.constant and len(groups) > 1 else torch.cat(pieces)
+            setattr(self, part_name("weight", part), frozen(pieces[0] if len(groups) == 1 else stacked))
+        measured = (made[0].sqnr_db, made[0].max_abs_err) if len(made) == 1 else (None, None)
+        self.k = bits
+        self.info = WeightInfo(info.dtype, scale, made[0].codebook_name, *measured, codec=info.codec)
 
     def quantized(self) -> QuantizedTensor:
         """The weight as a ``QuantizedTensor`` that shares this layer's memory. One codebook only."""
-        info = self.info
+        info, parts = self.info, {name: part.data for name, part in self.parts.items()}
         return QuantizedTensor(
-            self.weight_packed.data, self.weight_absmax.data, self.weight_codebook.data, self.shape,
-            info.dtype, info.scale, info.codebook, info.sqnr_db, info.max_abs_err,
-        )  # fmt: skip
+            parts, self.shape, info.dtype, self.k, info.scale, info.codebook, info.sqnr_db, info.max_abs_err, info.codec
+        )
+
+    def _part_table(self) -> tuple[Part, ...]:
+        return get_codec(self.info.codec).parts("weight", self.shape, self.k)

@@ -10,13 +10,14 @@ from torch import nn
 
 from kbitq import format as fmt
 from kbitq.choose.selection import Selection
+from kbitq.codecs.base import part_name
 from kbitq.errors import SelectionError
 from kbitq.nn.embedding import KbitEmbedding
 from kbitq.nn.experts import KbitExperts, quantize_experts
 from kbitq.nn.linear import KbitLinear
+from kbitq.nn.packed import PackedMatrix
+from kbitq.ops.dtypes import STORED_NAMES
 from kbitq.quantized import quantize
-
-_STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 
 
 def replace_linears(
@@ -55,7 +56,7 @@ def replace_linears(
     made: dict[int, nn.Module] = {}  # id of a dense weight -> the first layer that replaced it
     chosen = []
     for name, module, weight in weights:
-        verdict = selection.verdict(name, weight.shape, _STORED.get(weight.dtype, "opaque"))
+        verdict = selection.verdict(name, weight.shape, STORED_NAMES.get(weight.dtype, "opaque"))
         reasons[name] = f"{verdict.word}: {verdict.reason}"
         if verdict.quantize:
             chosen.append((name, module, weight))
@@ -83,7 +84,7 @@ def dequantize_modules(model: nn.Module, dtype: torch.dtype | None = None) -> in
             module.unpack(dtype)
         elif isinstance(module, KbitLinear | KbitEmbedding):
             dense = module.to_linear(dtype) if isinstance(module, KbitLinear) else module.to_embedding(dtype)
-            dense.weight = shared.setdefault(id(module.weight_packed), dense.weight)
+            dense.weight = shared.setdefault(id(next(iter(module.parts.values()))), dense.weight)
             model.set_submodule(name, dense)
         else:
             continue
@@ -127,5 +128,6 @@ def _replace(
 
 def share_weight(source: nn.Module, target: nn.Module) -> None:
     """Let ``target`` hold the very parameters of ``source``'s packed weight (tied embeddings)."""
-    for part in fmt.companion_names("weight"):
-        setattr(target, part, getattr(source, part))
+    assert isinstance(source, PackedMatrix)
+    for part, held in source.parts.items():
+        setattr(target, part_name("weight", part), held)

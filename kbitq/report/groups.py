@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kbitq.choose.tensor_names import layer_of, role_of, short_roles
-from kbitq.format import element_count, quantized_nbytes
+from kbitq.codecs.base import coded_nbytes
+from kbitq.format import DEFAULT_CODEC, element_count
 
 Row = dict[str, Any]
 BARS = "▁▂▃▄▅▆▇█"
@@ -63,7 +64,7 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> list[Row]:
 def _summed(name: str, rows: Sequence[Row]) -> Row:
     """``over_depth`` is the mean SQNR in each layer, by its number."""
     weights = sum(element_count(r["shape"]) for r in rows)
-    stored = sum(quantized_nbytes(r["name"], r["shape"], r["k"]) for r in rows)
+    stored = sum(coded_nbytes(r.get("codec", DEFAULT_CODEC), r["name"], r["shape"], r["k"]) for r in rows)
     layers: dict[int, list[Row]] = {}
     for row in rows:
         if (layer := layer_of(row["name"])) is not None:

@@ -15,7 +15,8 @@ from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source
-from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_codebook, read_span
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_constants, read_span
+from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED
 from kbitq.codecs.scales import decode_absmax_e4m4
 from kbitq.format import BLOCK
 
@@ -57,23 +58,25 @@ def usage(
 ) -> dict[str, Usage]:
     """Count over all of the tensors ``names``; with the source their weights too."""
     tensors = [opened.tensors[name] for name in names]
-    meter = ProgressMeter(progress, sum(t.packed.nbytes for t in tensors))
+    meter = ProgressMeter(progress, sum(t.nbytes for t in tensors))
     found = {}
     with TileReader(opened.checkpoint) as stored, TileReader(source or opened.checkpoint) as plain:
         for tensor in tensors:
             found[tensor.name] = _counted(stored, tensor, plain if source is not None else None)
-            meter.add(tensor.packed.nbytes, tensor.name)
+            meter.add(tensor.nbytes, tensor.name)
     return found
 
 
 def _counted(stored: TileReader, tensor: StoredTensor, plain: TileReader | None) -> Usage:
-    codebook, meta = read_codebook(stored, tensor), tensor.meta
+    constants, meta = read_constants(stored, tensor), tensor.meta
+    codebook = constants[CODEBOOK]
     unit = float(codebook.abs().max()) or 1.0
     counts = Usage((codebook / unit).numpy(), indices=np.zeros(codebook.numel(), np.int64))
     original = matching_source(plain.checkpoint, tensor) if plain is not None else None
     counting = torch.arange(codebook.numel(), dtype=torch.float32)
     for span in stored.matrix_spans(tensor.name, meta.shape, meta.dtype):
-        packed, absmax = read_span(stored, tensor, span)
+        parts = read_span(stored, tensor, span, constants)
+        packed, absmax = parts[PACKED], parts[ABSMAX]
         counts.scales += np.bincount(absmax.numpy().ravel(), minlength=256)
         # Every scale 1 and the levels 0, 1, 2, ...: what is decoded is the index.
         index = ops.dequantize(packed, torch.ones(absmax.shape), counting, span.cols).to(torch.int64)

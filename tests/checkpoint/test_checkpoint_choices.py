@@ -317,7 +317,7 @@ def test_the_measurement_is_that_of_the_run(source: Path) -> None:
         found = measure(plan, TileCodec(reader), tensor, range(2, 9))
     for k in range(2, 9):
         q = kbitq.quantize(plain, k)
-        signal, noise, _ = ops.stats(plain, *q.matrices(), q.codebook).sum(0).tolist()
+        signal, noise, _ = ops.stats(plain, **q.matrices()).sum(0).tolist()
         assert found.signal == pytest.approx(signal, rel=1e-12)
         assert found.noise[k] == pytest.approx(noise, rel=1e-12 if k <= 4 else 0.04)
 

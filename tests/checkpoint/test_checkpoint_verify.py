@@ -97,8 +97,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "said to be in",
     ),
     "other version": (
-        lambda out: edit_meta(out, '"format_version":1', '"format_version":2'),
-        "format_version 2 is not known",
+        lambda out: edit_meta(out, '"format_version":1', '"format_version":3'),
+        "format_version 3 is not known",
     ),
     "wrong K in the metadata": (
         lambda out: edit_meta(out, '"k":3', '"k":4'),

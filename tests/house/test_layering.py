@@ -23,13 +23,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_moved": set(),
     "ops": {"_core", "format"},
     "codecs": {"ops", "format"},
-    "choose": {"format"},
+    "choose": {"codecs", "format"},
     "quantized": {"codecs", "ops", "format"},
     "functional": {"codecs", "ops", "format"},
     "nn": {"choose", "codecs", "ops", "format", "quantized"},
     "eval": set(),
     # The way of a checkpoint, in this order: each room knows only the rooms above it.
-    "checkpoint.source": {"format"},
+    "checkpoint.source": {"format", "ops"},
     "checkpoint.output": {"checkpoint.source", "format"},
     "checkpoint.plan": {"checkpoint.source", "checkpoint.output", "choose", "codecs", "format"},
     "checkpoint.passes": {

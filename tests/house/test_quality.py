@@ -34,7 +34,7 @@ def sqnr_db(tensors: list[torch.Tensor], k: int, codebook: str, scale: str) -> f
     totals = np.zeros(2)
     for w in tensors:
         q = kbitq.quantize(w, k, scale=scale, codebook=codebook)
-        totals += ops.stats(w, *q.matrices(), q.codebook).sum(0)[:2].cpu().numpy()
+        totals += ops.stats(w, **q.matrices()).sum(0)[:2].cpu().numpy()
     return 10 * float(np.log10(totals[0] / totals[1]))
 
 

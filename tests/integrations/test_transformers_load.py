@@ -303,7 +303,7 @@ def test_a_level_that_is_not_finite_is_an_error(folders, tmp_path) -> None:
         auto_class("llama").from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"format_version": 2}, {"block_size": 64}, {"scale_format": "e8m0"}, {"k": 9}])
+@pytest.mark.parametrize("change", [{"format_version": 3}, {"block_size": 64}, {"scale_format": "e8m0"}, {"k": 9}])
 def test_a_format_not_known_is_an_error(change, folders, tmp_path) -> None:
     _, folder = folders("llama", 3)
     config = json.loads((folder / "config.json").read_text())

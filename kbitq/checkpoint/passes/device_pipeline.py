@@ -22,6 +22,7 @@ from kbitq.checkpoint.passes.pipeline import WorkItem
 from kbitq.checkpoint.passes.run_state import Scan
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, Request, quantize_tile, scan_result
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
+from kbitq.codecs.base import get_codec, part_kinds
 
 IN_FLIGHT = 6  # tiles being read, computed, or waiting to be written (kbitq.checkpoint.source.memory counts on it)
 READERS = 4  # one thread copies some 5 GB/s out of the page cache
@@ -125,28 +126,34 @@ class _TileWork:
     def _quantize(self, piece: Piece, request: Request, raw: torch.Tensor, lane: Lane) -> Finish[QuantizedSpan]:
         assert piece.span is not None
         values = self._reader.values(piece.tensor, piece.span, raw)
-        made, levels = lane.outputs(piece.span, request.k), self._levels_on(lane.device, request.levels)
-        codebook = levels
+        codec = get_codec(request.codec)
+        made, levels = lane.outputs(piece.span, codec, request.k), self._levels_on(lane.device, request.levels)
+        kinds, constants = part_kinds(codec.name), dict[str, torch.Tensor]()
 
         def part(rows: slice) -> None:
-            nonlocal codebook
             w = values[rows].to(lane.device, non_blocking=True)
-            tile = quantize_tile(w, levels, request.of_rows(rows))
-            codebook = tile.codebook
-            for target, source in ((made.packed, tile.packed), (made.absmax, tile.absmax), (made.errors, tile.errors)):
-                target[rows].copy_(source, non_blocking=True)
+            parts, errors = quantize_tile(w, levels, request.of_rows(rows))
+            made.errors[rows].copy_(errors, non_blocking=True)
+            for name, part in parts.items():
+                if kinds[name]:
+                    constants[name] = part  # the same of every part of the tile
+                else:
+                    made.parts[name][rows].copy_(part, non_blocking=True)
 
         self._parts.queue(part, values, lane)
 
         def finish() -> QuantizedSpan:
             lane.wait()
-            made.codebook.copy_(codebook)  # the same of every part
+            for name, constant in constants.items():
+                made.parts[name].copy_(constant)
             return made
 
         return finish
 
-    def _levels_on(self, device: torch.device, levels: torch.Tensor) -> torch.Tensor:
+    def _levels_on(self, device: torch.device, levels: torch.Tensor | None) -> torch.Tensor | None:
         """The levels on a device, copied there once."""
+        if levels is None:
+            return None
         key = device, levels.numpy().tobytes()
         if key not in self._levels:
             self._levels[key] = levels.to(device)

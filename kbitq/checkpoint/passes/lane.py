@@ -9,7 +9,8 @@ import torch
 from kbitq import ops
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
 from kbitq.checkpoint.source.spans import Span
-from kbitq.format import block_count
+from kbitq.codecs.base import Codec
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 MIN_PART_BYTES = 64 << 10  # a GPU without room even for this is out of memory
 
@@ -32,21 +33,16 @@ class Lane:
             self._buffers[name] = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.is_cuda)
         return self._buffers[name][:nbytes]
 
-    def outputs(self, span: Span, k: int) -> QuantizedSpan:
-        """Room for a quantized span in the lane's host memory: statistics first, whose elements are the widest."""
-        blocks = block_count(span.cols)
-        shapes = (
-            ((span.rows, ops.STATS_COLUMNS), torch.float64),
-            ((span.rows, blocks * k), torch.int32),
-            ((1 << k,), torch.float32),
-            ((span.rows, blocks), torch.uint8),
-        )
-        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes]
+    def outputs(self, span: Span, codec: Codec, k: int) -> QuantizedSpan:
+        """Room for a quantized span in the lane's host memory, the widest elements first, so that all are aligned."""
+        wanted = [(p.name, p.shape, TORCH_DTYPES[p.dtype]) for p in codec.parts("", (span.rows, span.cols), k)]
+        wanted.append(("", (span.rows, ops.STATS_COLUMNS), torch.float64))
+        wanted.sort(key=lambda room: -room[2].itemsize)
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in wanted]
         pieces = self.buffer("out", sum(sizes)).split(sizes)
-        errors, packed, codebook, absmax = (
-            data.view(dtype).view(shape) for data, (shape, dtype) in zip(pieces, shapes, strict=True)
-        )
-        return QuantizedSpan(span, packed, absmax, codebook, errors)
+        rooms = {n: data.view(dtype).view(shape) for data, (n, shape, dtype) in zip(pieces, wanted, strict=True)}
+        errors = rooms.pop("")
+        return QuantizedSpan(span, codec, k, rooms, errors)
 
     def wait(self) -> None:
         """Return when everything queued on the lane is done."""

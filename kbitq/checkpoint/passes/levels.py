@@ -32,11 +32,12 @@ class LevelSource:
         self._shared: dict[tuple[str, int], torch.Tensor] = {}
         self._gains: dict[str, float] = {}
 
-    def levels(self, tensor: TensorPlan) -> torch.Tensor:
-        """The normalised levels of a tensor to be quantized, float32 ``[2^K]``."""
+    def levels(self, tensor: TensorPlan) -> torch.Tensor | None:
+        """The normalised levels of a tensor to be quantized, float32; None where its codec has none."""
         assert tensor.k is not None
         if tensor.codebook not in FITTED:
-            return torch.from_numpy(self._plan.levels[tensor.codebook, tensor.k][0].copy())
+            given = self._plan.levels[tensor.codebook, tensor.k][0]
+            return None if given is None else torch.from_numpy(given.copy())
         if tensor.codebook == "fit":
             if self._last[0] != tensor.name:
                 self._last = tensor.name, self._fitted([tensor], tensor.k)

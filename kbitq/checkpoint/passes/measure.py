@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kbitq import ops
 from kbitq.checkpoint.passes.levels import ColumnWeights
 from kbitq.checkpoint.passes.scan_pass import nonfinite_error
 from kbitq.checkpoint.passes.tile_codec import TileCodec
@@ -22,7 +21,7 @@ from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.sample import sampled
 from kbitq.checkpoint.source.spans import Span
-from kbitq.codecs import codebooks
+from kbitq.codecs.base import Request, get_codec
 from kbitq.format import element_count, matrix_shape
 
 FULL_KS = (2, 3, 4)  # measured on all rows
@@ -71,15 +70,17 @@ class _Sums:
         self.columns = ColumnWeights(plan)
         self.want_weighted = plan.options.budget is not None and plan.options.budget.error == "importance"
         self.amax = torch.tensor([amax], dtype=torch.float32, device=codec.device)
-        self.levels = {k: self._levels(plan, k) for k in ks}
+        self.codec = get_codec(tensor.codec)
+        self.levels = {k: self._levels(k) for k in ks}
         self.step = max(1, min(ROW_STEP, element_count(tensor.shape) // FEW_ELEMENTS))
         self.elements, self.signal = 0, 0.0
         self.all_rows = {k: np.zeros(2) for k in ks}  # noise, weighted noise
         self.some_rows = {k: np.zeros(2) for k in ks}
 
-    def _levels(self, plan: Plan, k: int) -> torch.Tensor:
+    def _levels(self, k: int) -> torch.Tensor | None:
         spec = "optimal" if self.tensor.codebook in FITTED else self.tensor.codebook
-        return torch.from_numpy(codebooks.levels(spec, k)[0].copy()).to(self.device)
+        levels = self.codec.levels(spec, k)[0]
+        return None if levels is None else torch.from_numpy(levels.copy()).to(self.device)
 
     def add(self, span: Span, w: torch.Tensor) -> None:
         """Measure the values ``[rows, cols]`` of a span."""
@@ -101,11 +102,11 @@ class _Sums:
 
     def _errors(self, w: torch.Tensor, weights: torch.Tensor | None, k: int) -> np.ndarray:
         """float64 ``[rows, 3]``: sum w^2, sum (w - w')^2, and the latter weighted."""
-        quantized = ops.quantize(w, self.levels[k], amax=self.amax, importance=weights, scale=self.tensor.scale)
-        table = ops.stats(w, *quantized).cpu().numpy()
+        parts = self.codec.encode(w, Request(k, self.amax, self.tensor.scale, self.levels[k], weights))
+        table = self.codec.stats(w, parts).cpu().numpy()
         table[:, 2] = table[:, 1]
         if self.want_weighted and weights is not None:
-            error = (w.float() - ops.dequantize(*quantized, w.shape[1])).double().square()
+            error = (w.float() - self.codec.decode(parts, w.shape[1], torch.float32)).double().square()
             by_row = weights.double().repeat_interleave(len(w) // len(weights), 0) if len(weights) > 1 else weights
             table[:, 2] = (error * by_row).sum(1).cpu().numpy()
         return table

@@ -16,7 +16,7 @@ from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.errors import CheckpointError
-from kbitq.format import BLOCK, FORMAT_VERSION, element_count, matrix_shape
+from kbitq.format import BLOCK, DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
 
 # What the bytes of an output do not depend on, so that it may differ when a run is taken up again.
 _FREE_OPTIONS = ("device", "force", "max_memory", "codebook", "min_coverage", "rules", "importance", "budget")
@@ -57,8 +57,11 @@ def run_key(plan: Plan) -> dict[str, Any]:
     """Everything that the bytes of the output depend on, as JSON: source, options, format version."""
     options = {k: v for k, v in dataclasses.asdict(plan.options).items() if k not in _FREE_OPTIONS}
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+    if options["codec"] == DEFAULT_CODEC:
+        del options["codec"]  # as in the journals of versions that had no other
     options["importance"] = plan.importance.sha256 if plan.importance is not None else None
-    digests = {key: hashlib.sha256(levels.tobytes()).hexdigest() for key, (levels, _) in plan.levels.items()}
+    given = {key: levels for key, (levels, _) in plan.levels.items() if levels is not None}
+    digests = {key: hashlib.sha256(levels.tobytes()).hexdigest() for key, levels in given.items()}
     for (_, k), digest in sorted(digests.items()):
         options[f"codebook of K={k}"] = digest[:16]
     # Rules and a budget come down to this; the K of a budget are found again, since measuring is deterministic.

@@ -9,7 +9,8 @@ from kbitq.checkpoint.output.layout import Shard
 from kbitq.checkpoint.passes.run_state import RunState
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
-from kbitq.format import WORD_BYTES, companion_names, stored_dtype
+from kbitq.codecs.base import part_name
+from kbitq.format import stored_dtype
 
 
 class ShardWriter:
@@ -48,11 +49,10 @@ class ShardWriter:
 
 
 def write_span(made: QuantizedSpan, name: str, shard: Shard, file: FileWriter) -> int:
-    """Write a quantized span where it belongs (and the codebook with the first); returns the bytes written."""
-    packed, absmax, codebook = companion_names(name)
-    k = made.codebook.numel().bit_length() - 1
-    file.write(shard.offsets[packed] + made.span.first_block * k * WORD_BYTES, made.packed)
-    file.write(shard.offsets[absmax] + made.span.first_block, made.absmax)
-    if made.span.first_block == 0:
-        file.write(shard.offsets[codebook], made.codebook)
-    return made.span.blocks * (k * WORD_BYTES + 1)
+    """Write a quantized span where it belongs (what is constant with the first); returns the bytes written."""
+    places, written = made.codec.place(made.span, made.k), 0
+    for part, data in made.parts.items():
+        if part in places or made.span.first_block == 0:
+            file.write(shard.offsets[part_name(name, part)] + places.get(part, 0), data)
+            written += data.nbytes
+    return written

@@ -1,9 +1,8 @@
-"""The codec applied to one tile: scan it, quantize it and measure the error. CPU and GPU pipelines both call this."""
+"""A codec applied to one tile: scan it, encode it and measure the error. CPU and GPU pipelines both call this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -12,23 +11,29 @@ from kbitq.checkpoint.passes.run_state import Scan
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
-from kbitq.format import block_count
+from kbitq.codecs import base
+from kbitq.codecs.base import Codec, get_codec
 
 
 @dataclass(frozen=True)
 class Request:
-    """How a span is to be quantized: normalised ``levels`` (float32 ``[2^K]``), its tensor's largest magnitude, the
-    scale rule, and the importance of the span's columns as ``ops.quantize`` takes it.
+    """How a span is to be quantized.
+
+    Attributes:
+        codec: name of the codec.
+        k: bits of an index.
+        levels: normalised, float32, on the CPU; None for a codec without levels.
+        amax: the largest magnitude of the whole tensor.
+        scale: the scale rule.
+        importance: of the span's columns, as ``ops.quantize`` takes it.
     """
 
-    levels: torch.Tensor
+    codec: str
+    k: int
+    levels: torch.Tensor | None
     amax: float
     scale: str
     importance: torch.Tensor | None = None
-
-    @property
-    def k(self) -> int:
-        return self.levels.numel().bit_length() - 1
 
     def of_rows(self, rows: slice) -> Request:
         """The request for some rows of the span. One row of importance is for all rows."""
@@ -36,44 +41,40 @@ class Request:
             return self
         return replace(self, importance=self.importance[rows])
 
-
-class QuantizedTile(NamedTuple):
-    """What the core makes of a tile, on the tile's device: int32 ``packed`` ``[rows, blocks * K]``, uint8 ``absmax``
-    ``[rows, blocks]``, the tensor's float32 ``codebook`` ``[2^K]``, and the result of ``ops.stats``."""
-
-    packed: torch.Tensor
-    absmax: torch.Tensor
-    codebook: torch.Tensor
-    errors: torch.Tensor
+    def on(self, device: torch.device, levels: torch.Tensor | None) -> base.Request:
+        """What the codec is asked, on a device that ``levels`` are on already."""
+        amax = torch.full((1,), self.amax, dtype=torch.float32, device=device)
+        weights = self.importance.to(device) if self.importance is not None else None
+        return base.Request(self.k, amax, self.scale, levels, weights)
 
 
 @dataclass(frozen=True)
 class QuantizedSpan:
-    """A quantized tile on the CPU, and the span of its tensor that it is."""
+    """A quantized tile on the CPU: the span that it is, its ``parts``, and what the codec's ``stats`` say of them."""
 
     span: Span
-    packed: torch.Tensor
-    absmax: torch.Tensor
-    codebook: torch.Tensor
+    codec: Codec
+    k: int
+    parts: dict[str, torch.Tensor]
     errors: torch.Tensor
 
 
-def quantize_tile(w: torch.Tensor, levels: torch.Tensor, request: Request) -> QuantizedTile:
-    """Quantize a tile and measure its errors. On a GPU this queues the work and waits for nothing.
+def quantize_tile(
+    w: torch.Tensor, levels: torch.Tensor | None, request: Request
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Encode a tile and measure its errors. On a GPU this queues the work and waits for nothing.
 
     Args:
         w: ``[rows, cols]``, of a dtype that the core reads, on any device.
         levels: those of ``request``, on the device of ``w``.
         request: for exactly these rows.
+
+    Returns:
+        The tile's parts and the result of the codec's ``stats``, on the device of ``w``.
     """
-    rows, blocks, device = len(w), block_count(w.shape[1]), w.device
-    packed = torch.empty((rows, blocks * request.k), dtype=torch.int32, device=device)
-    absmax = torch.empty((rows, blocks), dtype=torch.uint8, device=device)
-    codebook = torch.empty_like(levels)
-    amax = torch.full((1,), request.amax, dtype=torch.float32, device=device)
-    weights = request.importance.to(device) if request.importance is not None else None
-    ops.quantize_into(w, levels, packed, absmax, codebook, amax=amax, importance=weights, scale=request.scale)
-    return QuantizedTile(packed, absmax, codebook, ops.stats(w, packed, absmax, codebook))
+    codec = get_codec(request.codec)
+    parts = codec.encode(w, request.on(w.device, levels))
+    return parts, codec.stats(w, parts)
 
 
 def scan_result(first_element: int, amax: torch.Tensor, status: torch.Tensor) -> Scan:
@@ -101,5 +102,7 @@ class TileCodec:
 
     def quantize_span(self, span: Span, w: torch.Tensor, request: Request) -> QuantizedSpan:
         """Quantize the values of one span of a finite tensor, ``w`` ``[rows, cols]`` of a dtype that the core reads."""
-        made = quantize_tile(w.to(self.device), request.levels.to(self.device), request)
-        return QuantizedSpan(span, *(part.cpu() for part in made))
+        levels = request.levels.to(self.device) if request.levels is not None else None
+        parts, errors = quantize_tile(w.to(self.device), levels, request)
+        on_cpu = {name: part.cpu() for name, part in parts.items()}
+        return QuantizedSpan(span, get_codec(request.codec), request.k, on_cpu, errors.cpu())

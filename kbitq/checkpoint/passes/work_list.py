@@ -44,5 +44,7 @@ class WorkList:
         if not tensor.quantized:
             return None
         assert piece.span is not None
+        assert tensor.k is not None
         levels, importance = self._levels.levels(tensor), self._levels.importance(tensor, piece.span)
-        return Request(levels, self._state.scans[tensor.name].amax, tensor.scale, importance)
+        amax = self._state.scans[tensor.name].amax
+        return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance)

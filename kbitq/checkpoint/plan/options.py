@@ -9,8 +9,9 @@ from pathlib import Path
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES
 from kbitq.choose.knapsack import Budget
 from kbitq.choose.selection import Selection, TensorRule
+from kbitq.codecs.base import get_codec
 from kbitq.errors import SelectionError
-from kbitq.format import K_MIN, SCALE_RULES
+from kbitq.format import DEFAULT_CODEC, K_MIN, SCALE_RULES
 
 FITTED = ("fit", "fit-shared")  # codebooks that are made from the weights
 DEVICES = "auto, cpu, cuda or GPUs such as cuda:0,cuda:1"
@@ -26,7 +27,7 @@ class QuantizeOptions:
     ``on_nonfinite`` is ``error`` or ``keep`` (copy a tensor that has NaN or infinite values as it is). ``device`` is
     ``auto``, ``cpu``, ``cuda`` (every GPU) or ``cuda:0,cuda:1``; the output does not depend on it. ``max_memory``
     bounds what a run uses beyond the interpreter with torch. ``min_coverage`` is the least share of all parameters
-    (0..1) that must be quantized.
+    (0..1) that must be quantized. ``codec`` is how weights are coded.
     """
 
     k: int | None = None
@@ -45,10 +46,11 @@ class QuantizeOptions:
     rules: tuple[TensorRule, ...] = ()
     importance: str | Path | None = None
     budget: Budget | None = None
+    codec: str = DEFAULT_CODEC
 
     def selection(self) -> Selection:
         k = K_MIN if self.k is None else self.k
-        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules)
+        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules, self.codec)
 
 
 def is_device(text: str) -> bool:
@@ -65,6 +67,8 @@ def check_options(options: QuantizeOptions) -> None:
             raise SelectionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(options, name)!r}")
     if not is_device(options.device):
         raise SelectionError(f"device must be {DEVICES}, not {options.device!r}")
+    if options.k is not None and options.k not in get_codec(options.codec).ks:
+        raise SelectionError(f"k = {options.k} is none of the codec {options.codec}'s: {get_codec(options.codec).ks}")
     if options.max_shard_size < 1:
         raise SelectionError(f"max_shard_size must be positive, not {options.max_shard_size}")
     if not 0 <= options.min_coverage <= 1:

@@ -25,9 +25,9 @@ from kbitq.checkpoint.plan.totals import plan_totals
 from kbitq.checkpoint.source import memory
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
-from kbitq.codecs import codebooks
+from kbitq.codecs.base import coded_entries, get_codec
 from kbitq.errors import CheckpointError
-from kbitq.format import GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, companion_entries, guard_name
+from kbitq.format import GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name
 
 _FILE_NOTE = "the output is one file: config.json and the other files of the folder are not carried over"
 LEDGER_BYTES = 1024  # of index, config and ledger for one tensor, for the disk needed
@@ -45,7 +45,7 @@ class Plan:
     out: Path
     options: QuantizeOptions
     tensors: list[TensorPlan]
-    levels: dict[tuple[str, int], tuple[npt.NDArray[np.float32], str]] = field(default_factory=dict)
+    levels: dict[tuple[str, int], tuple[npt.NDArray[np.float32] | None, str]] = field(default_factory=dict)
     importance: Importance | None = None
     choice: Choice | None = None
 
@@ -172,17 +172,17 @@ class Plan:
         if tensor.k is None:
             entry = Entry(tensor.name, tensor.dtype, tensor.shape, tensor.bytes_plain)
             return Group([entry], ShardMeta(kept={tensor.name: tensor.reason}))
-        entries = companion_entries(tensor.name, tensor.shape, tensor.k)
+        entries = coded_entries(tensor.codec, tensor.name, tensor.shape, tensor.k)
         if tensor.name == self.guard:
             entries.append(Entry(tensor.name, GUARD_DTYPE, GUARD_SHAPE))
         codebook = self.codebook_name(tensor)
-        meta = TensorMeta(tensor.k, tensor.shape, tensor.dtype, tensor.scale, codebook)
+        meta = TensorMeta(tensor.k, tensor.shape, tensor.dtype, tensor.scale, codebook, codec=tensor.codec)
         if self.importance is not None and self.importance.of(tensor.name, tensor.shape) is not None:
             meta.importance = self.importance.sha256
         return Group(entries, ShardMeta({tensor.name: meta}))
 
 
-def given_levels(tensors: Sequence[TensorPlan]) -> dict[tuple[str, int], tuple[npt.NDArray[np.float32], str]]:
+def given_levels(tensors: Sequence[TensorPlan]) -> dict[tuple[str, int], tuple[npt.NDArray[np.float32] | None, str]]:
     """The codebooks that are needed and do not depend on the weights."""
-    needed = {(t.codebook, t.k) for t in tensors if t.k is not None and t.codebook not in FITTED}
-    return {(spec, k): codebooks.levels(spec, k) for spec, k in sorted(needed)}
+    needed = {(t.codebook, t.k, t.codec) for t in tensors if t.k is not None and t.codebook not in FITTED}
+    return {(spec, k): get_codec(codec).levels(spec, k) for spec, k, codec in sorted(needed)}

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from kbitq.checkpoint.plan.options import QuantizeOptions
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.choose.selection import Selection, TensorRule
-from kbitq.format import companion_entries
+from kbitq.codecs.base import coded_entries
+from kbitq.format import DEFAULT_CODEC
 
 
 @dataclass(frozen=True)
 class TensorPlan:
     """The verdict on one tensor (``quantized`` or ``kept``), its reason, and its bytes before and after.
 
-    ``pinned``: a rule set its K. ``scale`` and ``codebook`` (a name or a file) are how it is quantized.
+    ``pinned``: a rule set its K. ``scale``, ``codebook`` (a name or a file) and ``codec`` are how it is quantized.
     """
 
     name: str
@@ -29,6 +30,7 @@ class TensorPlan:
     scale: str = "mse"
     codebook: str = "optimal"
     pinned: bool = False
+    codec: str = DEFAULT_CODEC
 
     @property
     def quantized(self) -> bool:
@@ -36,7 +38,7 @@ class TensorPlan:
 
     def with_k(self, k: int) -> TensorPlan:
         """The same tensor at another K."""
-        size = sum(e.nbytes for e in companion_entries(self.name, self.shape, k))
+        size = sum(e.nbytes for e in coded_entries(self.codec, self.name, self.shape, k))
         return replace(self, k=k, bytes_out=size)
 
     def kept(self, reason: str) -> TensorPlan:
@@ -45,11 +47,12 @@ class TensorPlan:
 
 
 def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOptions) -> TensorPlan:
+    """What the selection and the options say of one tensor."""
     verdict = selection.verdict(tensor.name, tensor.shape, tensor.dtype)
     rule = verdict.rule or TensorRule("*")
     size = tensor.plain_nbytes
     if verdict.k is not None:
-        size = sum(e.nbytes for e in companion_entries(tensor.name, tensor.shape, verdict.k))
+        size = sum(e.nbytes for e in coded_entries(options.codec, tensor.name, tensor.shape, verdict.k))
     return TensorPlan(
         tensor.name,
         tensor.shape,
@@ -63,4 +66,5 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
         rule.scale or options.scale,
         rule.codebook or options.codebook,
         rule.k is not None,
+        options.codec,
     )

@@ -7,20 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
-from kbitq.format import TensorMeta, codebook_nbytes, element_count, quantized_nbytes
+from kbitq.codecs.base import coded_nbytes, constant_nbytes
+from kbitq.format import DEFAULT_CODEC, TensorMeta, element_count
 
 Row = dict[str, Any]
 
 
 def quantized_row(name: str, meta: TensorMeta, reason: str = "") -> Row:
     """The row of a quantized tensor. ``bits_per_weight`` leaves the codebook out, ``bytes`` has it in."""
-    size = quantized_nbytes(name, meta.shape, meta.k)
+    size = coded_nbytes(meta.codec, name, meta.shape, meta.k)
     return {
         "name": name, "verdict": "quantized", "reason": reason, "shape": list(meta.shape), "dtype": meta.dtype,
         "k": meta.k, "bits_per_weight": 8 * size / element_count(meta.shape), "scale": meta.scale,
         "codebook": meta.codebook, "sqnr_db": meta.sqnr_db, "max_abs_err": meta.max_abs_err,
-        "bytes": size + codebook_nbytes(meta.k),
+        "bytes": size + constant_nbytes(meta.codec, meta.k),
+        **({"codec": meta.codec} if meta.codec != DEFAULT_CODEC else {}),
     }  # fmt: skip
+
+
+def codec_of(row: Mapping[str, Any]) -> str:
+    """How the tensor of a row is coded; rows of the default codec do not say it."""
+    return str(row.get("codec", DEFAULT_CODEC))
 
 
 def kept_row(name: str, reason: str, shape: Sequence[int], dtype: str, nbytes: int) -> Row:
@@ -39,7 +46,7 @@ def totals(rows: Sequence[Row], bytes_in: int | None, sqnr_db: float | None) -> 
     """
     quantized = [r for r in rows if r["verdict"] == "quantized"]
     weights = sum(element_count(r["shape"]) for r in quantized)
-    stored = sum(quantized_nbytes(r["name"], r["shape"], r["k"]) for r in quantized)
+    stored = sum(coded_nbytes(codec_of(r), r["name"], r["shape"], r["k"]) for r in quantized)
     size = sum(r["bytes"] for r in rows)
     parameters = sum(element_count(r["shape"]) for r in rows)
     worst = min((r for r in quantized if r["sqnr_db"] is not None), key=lambda r: r["sqnr_db"], default=None)
@@ -51,7 +58,7 @@ def totals(rows: Sequence[Row], bytes_in: int | None, sqnr_db: float | None) -> 
         "bytes_in": bytes_in, "bytes_out": size, "bytes": size,
         "compression": bytes_in / size if bytes_in and size else None,
         "bits_per_weight": 8 * stored / weights if weights else None,
-        "codebook_bytes": sum(codebook_nbytes(r["k"]) for r in quantized),
+        "codebook_bytes": sum(constant_nbytes(codec_of(r), r["k"]) for r in quantized),
         "sqnr_db": sqnr_db, "mean_sqnr_db": _mean_sqnr_db(quantized),
         "worst": {"name": worst["name"], "sqnr_db": worst["sqnr_db"]} if worst else None,
         "max_abs_err": max(errors, default=None),
@@ -67,7 +74,7 @@ def plan_totals(tensors: Iterable[TensorPlan]) -> Row:
         if t.k is None:
             rows.append(kept_row(t.name, t.reason, t.shape, t.dtype, t.bytes_out))
         else:
-            rows.append(quantized_row(t.name, TensorMeta(t.k, t.shape, t.dtype, "", ""), t.reason))
+            rows.append(quantized_row(t.name, TensorMeta(t.k, t.shape, t.dtype, "", "", codec=t.codec), t.reason))
     return totals(rows, bytes_in, None)
 
 

@@ -21,17 +21,10 @@ from kbitq.checkpoint.source.spans import Span, spans
 from kbitq.checkpoint.source.storage import ByteFile
 from kbitq.errors import SourceChangedError
 from kbitq.format import matrix_shape, stored_dtype
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 MAX_OPEN_FILES = 16
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
-
-TORCH_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "C64": torch.complex64,
-}  # fmt: skip
 
 
 def _arrived(data: Future[torch.Tensor] | torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kbitq import ops
 from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.tile_reader import TileReader
-from kbitq.checkpoint.written.stored import StoredTensor, read_codebook, read_span
+from kbitq.checkpoint.written.stored import StoredTensor, read_constants, read_span
 from kbitq.errors import CheckpointError
 
 
@@ -25,7 +24,8 @@ def matching_source(source: Checkpoint, tensor: StoredTensor) -> SourceTensor:
 
 def measure_tensor(stored: TileReader, tensor: StoredTensor, plain: TileReader, original: SourceTensor) -> ErrorSums:
     """The error of a stored tensor against its original."""
-    sums, codebook = ErrorSums(), read_codebook(stored, tensor)
+    sums, constants = ErrorSums(), read_constants(stored, tensor)
     for span in plain.spans(original):
-        sums.add(span, ops.stats(plain.read(original, span), *read_span(stored, tensor, span), codebook))
+        parts = read_span(stored, tensor, span, constants)
+        sums.add(span, tensor.codec.stats(plain.read(original, span), parts))
     return sums

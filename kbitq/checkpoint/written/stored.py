@@ -3,52 +3,58 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from kbitq import ops
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.recognise import is_kbitq
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.codecs.base import Codec, any_parts, get_codec, part_name, part_names
 from kbitq.errors import CheckpointError, FormatError
 from kbitq.format import (
-    ABSMAX_SUFFIX,
-    CODEBOOK_SUFFIX,
     COMPANION_SUFFIXES,
     CONFIG_KEY,
+    DEFAULT_CODEC,
     GUARD_DTYPE,
     GUARD_SHAPE,
     METADATA_KEY,
     PACKED_SUFFIX,
-    WORD_BYTES,
     ShardMeta,
     TensorMeta,
-    absmax_shape,
-    block_count,
-    companion_names,
-    k_of_codebook,
-    packed_shape,
+    module_name,
     parse_quantization_config,
     parse_shard_meta,
-    shape_of_packed,
     stored_dtype,
 )
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A quantized tensor on disk: what it was, and where its three parts are."""
+    """A quantized tensor on disk: what it was, and where its parts are, by name."""
 
     name: str
     meta: TensorMeta
-    packed: SourceTensor
-    absmax: SourceTensor
-    codebook: SourceTensor
+    parts: dict[str, SourceTensor]
+
+    @property
+    def codec(self) -> Codec:
+        return get_codec(self.meta.codec)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def file(self) -> str:
+        """Where its first part is."""
+        return next(iter(self.parts.values())).file
 
 
 @dataclass
@@ -72,9 +78,11 @@ def open_quantized(source: str | os.PathLike[str] | Storage | Checkpoint) -> Qua
     meta, config = _metadata(checkpoint), _config(checkpoint)
     opened = QuantizedCheckpoint(checkpoint, reasons=meta.kept)
     names = _quantized_names(checkpoint, meta)
-    parts = {part for name in names for part in companion_names(name)}
+    parts: set[str] = set()
     for name in sorted(names, key=lambda n: _position(checkpoint, n)):
-        opened.tensors[name] = _stored(checkpoint, name, meta.tensors.get(name), config)
+        stored = _stored(checkpoint, name, meta.tensors.get(name), config)
+        opened.tensors[name] = stored
+        parts.update(part.name for part in stored.parts.values())
     for name, tensor in checkpoint.tensors.items():
         if name in names:
             opened.guard = _checked_guard(checkpoint, tensor)
@@ -83,33 +91,37 @@ def open_quantized(source: str | os.PathLike[str] | Storage | Checkpoint) -> Qua
     return opened
 
 
-def read_codebook(reader: TileReader, tensor: StoredTensor) -> torch.Tensor:
-    """The float32 levels of a tensor. Raises FormatError where one is not finite."""
-    raw = reader.read_bytes(tensor.codebook, 0, tensor.codebook.nbytes, "codebook")
-    levels = raw.view(torch.float32).clone()
-    if not bool(torch.isfinite(levels).all()):
-        raise FormatError(f"{reader.checkpoint.describe(tensor.codebook)} has a level that is not finite")
-    return levels
+def read_constants(reader: TileReader, tensor: StoredTensor) -> dict[str, torch.Tensor]:
+    """The parts of a tensor that are not cut with it (its codebook). Raises FormatError for one not to be used."""
+    found: dict[str, torch.Tensor] = {}
+    for part in tensor.codec.parts(tensor.name, tensor.meta.shape, tensor.meta.k):
+        if part.constant:
+            stored = tensor.parts[part.name]
+            raw = reader.read_bytes(stored, 0, stored.nbytes, part.name)
+            found[part.name] = raw.view(TORCH_DTYPES[part.dtype]).view(part.shape).clone()
+            tensor.codec.check({part.name: found[part.name]}, reader.checkpoint.describe(stored))
+    return found
 
 
-def read_span(reader: TileReader, tensor: StoredTensor, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
-    """The packed words and the scale bytes of a span, as matrices of the span's rows; overwritten by the next call."""
-    blocks, words = span.blocks, tensor.meta.k
-    packed = reader.read_bytes(
-        tensor.packed, span.first_block * words * WORD_BYTES, blocks * words * WORD_BYTES, "packed"
-    )
-    absmax = reader.read_bytes(tensor.absmax, span.first_block, blocks, "absmax")
-    per_row = block_count(span.cols)
-    return packed.view(torch.int32).view(span.rows, per_row * words), absmax.view(span.rows, per_row)
+def read_span(
+    reader: TileReader, tensor: StoredTensor, span: Span, constants: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The parts of a span, as matrices of the span's rows; what is no constant is overwritten by the next call."""
+    found, places = dict(constants), tensor.codec.place(span, tensor.meta.k)
+    for part in tensor.codec.parts("", (span.rows, span.cols), tensor.meta.k):
+        if not part.constant:
+            raw = reader.read_bytes(tensor.parts[part.name], places[part.name], part.nbytes, part.name)
+            found[part.name] = raw.view(TORCH_DTYPES[part.dtype]).view(part.shape)
+    return found
 
 
 def decode(reader: TileReader, tensor: StoredTensor, dtype: torch.dtype) -> Iterator[tuple[Span, torch.Tensor]]:
     """The values of a tensor, span by span, each rounded once to ``dtype`` (float64 is exact)."""
-    codebook = read_codebook(reader, tensor)
+    constants = read_constants(reader, tensor)
     target = torch.float32 if dtype == torch.float64 else dtype
     for span in reader.matrix_spans(tensor.name, tensor.meta.shape, tensor.meta.dtype):
-        packed, absmax = read_span(reader, tensor, span)
-        yield span, ops.dequantize(packed, absmax, codebook, span.cols, target).to(dtype)
+        parts = read_span(reader, tensor, span, constants)
+        yield span, tensor.codec.decode(parts, span.cols, target).to(dtype)
 
 
 def _position(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
@@ -133,7 +145,10 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _quantized_names(checkpoint: Checkpoint, meta: ShardMeta) -> set[str]:
-    """Names of the quantized tensors: those in the metadata, and those of which two parts are there."""
+    """Names of the quantized tensors: those in the metadata, and those of which two parts are there.
+
+    Only the default codec's parts are looked for: metadata names the tensors of any other.
+    """
     counts: dict[str, int] = {}
     for name in checkpoint.tensors:
         for suffix in COMPANION_SUFFIXES:
@@ -144,35 +159,46 @@ def _quantized_names(checkpoint: Checkpoint, meta: ShardMeta) -> set[str]:
 
 
 def _stored(checkpoint: Checkpoint, name: str, meta: TensorMeta | None, config: dict[str, Any]) -> StoredTensor:
-    found = [checkpoint.tensors.get(part) for part in companion_names(name)]
-    where = next((checkpoint.file_where(p.file) for p in found if p), checkpoint.where)
+    """A quantized tensor, its parts held against each other and against what is said of it."""
+    codec = get_codec(meta.codec if meta is not None else _codec_from_config(name, config))
+    found = {part: checkpoint.tensors.get(stored) for part, stored in part_names(codec.name, name).items()}
+    where = next((checkpoint.file_where(p.file) for p in found.values() if p), checkpoint.where)
 
     def broken(what: str) -> FormatError:
         return FormatError(f"{where}: tensor {name}: {what}", hint="quantize the model again, or download it again")
 
-    for part, suffix in zip(found, COMPANION_SUFFIXES, strict=True):
-        if part is None:
-            raise broken(f"its part {name}{suffix} is missing")
-    packed, absmax, codebook = (p for p in found if p is not None)
-    k = k_of_codebook(f"{where}: {name}", codebook.shape)
-    for part, dtype in ((packed, "I32"), (absmax, "U8"), (codebook, "F32")):
-        if part.dtype != dtype:
-            raise broken(f"{part.name} is {part.dtype}, not {dtype}")
+    parts = {part: tensor for part, tensor in found.items() if tensor is not None}
+    for wanted in any_parts(codec.name):
+        if wanted.name not in parts:
+            raise broken(f"its part {part_name(name, wanted)} is missing")
+    shapes = {part: tensor.shape for part, tensor in parts.items()}
+    k = codec.k_of(f"{where}: {name}", shapes)
+    for wanted in any_parts(codec.name):
+        if parts[wanted.name].dtype != wanted.dtype:
+            raise broken(f"{parts[wanted.name].name} is {parts[wanted.name].dtype}, not {wanted.dtype}")
     if meta is None:
-        meta = _meta_from_config(name, k, packed, config, broken)
+        meta = _meta_from_config(name, k, codec, shapes, config, broken)
     if meta.k != k:
         raise broken(f"its metadata says K = {meta.k}, its codebook has 2^{k} levels")
     if stored_dtype(meta.dtype).kind != "float" or len(meta.shape) < 2 or 0 in meta.shape:
         raise broken(f"a {meta.dtype} tensor of shape {list(meta.shape)} is never quantized")
-    if packed.shape != packed_shape(name, meta.shape, k) or absmax.shape != absmax_shape(name, meta.shape):
-        raise broken(
-            f"{PACKED_SUFFIX} {list(packed.shape)}, {ABSMAX_SUFFIX} {list(absmax.shape)} and {CODEBOOK_SUFFIX} "
-            f"{list(codebook.shape)} do not fit the shape {list(meta.shape)}"
-        )
-    return StoredTensor(name, replace(meta), packed, absmax, codebook)
+    if any(shapes[part.name] != part.shape for part in codec.parts(name, meta.shape, k)):
+        *some, last = (f"_{part} {list(shape)}" for part, shape in shapes.items())
+        raise broken(f"{', '.join(some)} and {last} do not fit the shape {list(meta.shape)}")
+    return StoredTensor(name, replace(meta), parts)
 
 
-def _meta_from_config(name: str, k: int, packed: SourceTensor, config: dict[str, Any], broken: Any) -> TensorMeta:
+def _codec_from_config(name: str, config: dict[str, Any]) -> str:
+    """The codec where the metadata was lost."""
+    overrides = config.get("overrides")
+    override = overrides.get(module_name(name)) if isinstance(overrides, dict) else None
+    chosen = override.get("codec") if isinstance(override, dict) else None
+    return str(chosen or config.get("codec", DEFAULT_CODEC))
+
+
+def _meta_from_config(
+    name: str, k: int, codec: Codec, shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any], broken: Any
+) -> TensorMeta:
     """Shape and dtype where the metadata was lost (a file saved again by another tool)."""
     dtypes = config.get("dtypes")
     dtype = dtypes.get(name, config.get("dtype")) if isinstance(dtypes, dict) else config.get("dtype")
@@ -180,10 +206,11 @@ def _meta_from_config(name: str, k: int, packed: SourceTensor, config: dict[str,
         raise broken("neither the file's metadata nor config.json says what it was")
     shape = config.get("shapes", {}).get(name)
     if shape is None:
-        if not packed.shape or packed.shape[-1] % k:
-            raise broken(f"its packed shape {list(packed.shape)} does not fit K = {k}")
-        shape = shape_of_packed(name, k, packed.shape)
-    return TensorMeta(k, tuple(shape), dtype, "unknown", "unknown")
+        try:
+            shape = codec.shape_of(name, k, shapes)
+        except FormatError as error:
+            raise broken(str(error)) from None
+    return TensorMeta(k, tuple(shape), dtype, "unknown", "unknown", codec=codec.name)
 
 
 def _checked_guard(checkpoint: Checkpoint, tensor: SourceTensor) -> str:

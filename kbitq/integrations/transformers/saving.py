@@ -15,15 +15,14 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from kbitq import format as fmt
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, index_json, index_name, lay_out
-from kbitq.checkpoint.source.tile_reader import TORCH_DTYPES
 from kbitq.choose.selection import Selection
 from kbitq.errors import CheckpointError
 from kbitq.integrations.transformers.manifest import Manifest, meta_of
 from kbitq.integrations.transformers.routes import conversions_for_saving, merged_conversions, stacks_rows
 from kbitq.nn import KbitExperts
 from kbitq.nn.packed import PackedMatrix
+from kbitq.ops.dtypes import STORED_NAMES
 
-_STORED = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _STEM = "model"
 
 
@@ -72,7 +71,7 @@ def finish_on_the_fly(model: Any, selection: Selection) -> Manifest:
     files = _in_files(model, {n: _like(t) for n, t in _without_ties(model).items()})
     for name, tensor in files.items():
         if not name.endswith(fmt.COMPANION_SUFFIXES):
-            verdict = selection.verdict(name, tuple(tensor.shape), _STORED[tensor.dtype])
+            verdict = selection.verdict(name, tuple(tensor.shape), STORED_NAMES[tensor.dtype])
             kept[name] = "no packed form of its module" if verdict.quantize else verdict.reason
     return Manifest(kept=kept)
 
@@ -147,7 +146,7 @@ def _descriptions(model: Any) -> list[tuple[str, fmt.TensorMeta]]:
     metas: dict[int, fmt.TensorMeta] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, PackedMatrix):
-            tensor = _like(module.weight_packed)
+            tensor = _like(module.parts["packed"])
             matrices[f"{prefix}.weight{fmt.PACKED_SUFFIX}"] = tensor
             metas[id(tensor)] = meta_of(module.info, module.k, module.shape)
         elif isinstance(module, KbitExperts):
@@ -197,7 +196,7 @@ def _group(name: str, tensors: Mapping[str, Tensor], meta: fmt.ShardMeta, guard:
         return Group(entries, fmt.ShardMeta({name: described}))
     kept = {name: meta.kept[name]} if name in meta.kept else {}
     tensor = tensors[name]
-    return Group([fmt.Entry(name, _STORED[tensor.dtype], tuple(tensor.shape))], fmt.ShardMeta(kept=kept))
+    return Group([fmt.Entry(name, STORED_NAMES[tensor.dtype], tuple(tensor.shape))], fmt.ShardMeta(kept=kept))
 
 
 def _shards(

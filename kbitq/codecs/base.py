@@ -1,0 +1,233 @@
+"""The seam: everything that depends on how a weight is coded, said once by each codec.
+
+A codec turns a matrix ``[rows, cols]`` into a few tensors, its *parts*, and back. Plans, passes, readers, layers and
+reports know parts only as named tensors whose shapes and places the codec tells; what a bit of them means is known to
+the codec, to ``kbitq.format`` and to the kernels alone. A new codec is a module in this folder that is named in
+:data:`BUILTIN`, or an object that a program gives to :func:`register`.
+
+Nothing here imports torch, and a codec must not need it to say names, shapes and sizes: a plan is made of these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kbitq.errors import CodecError
+from kbitq.format import DEFAULT_CODEC, Entry
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+BUILTIN = (DEFAULT_CODEC,)
+"""The codecs that come with kbitq: modules of this package, each with an object ``CODEC``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the tensors that stand for a quantized one.
+
+    Attributes:
+        name: what follows the source's name and an underscore in a file: ``packed`` for ``layer.weight_packed``.
+        dtype: in safetensors' spelling.
+        shape: of the whole part.
+        constant: one for the whole tensor (a codebook): it is not cut where the matrix is cut, and its bytes are
+            reported beside the bits per weight, not in them.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    constant: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a file."""
+        return Entry(self.name, self.dtype, self.shape).nbytes
+
+
+class SpanLike(Protocol):
+    """Part of a matrix: ``rows x cols`` elements, from ``first_element`` on, where block ``first_block`` begins."""
+
+    @property
+    def first_element(self) -> int: ...
+    @property
+    def first_block(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a matrix, or a span of one, is to be encoded.
+
+    Attributes:
+        k: bits of an index.
+        amax: float32 ``[1]``, the largest magnitude of the whole tensor, on any device.
+        scale: ``mse`` or ``absmax``.
+        levels: normalised levels, float32, from :meth:`Codec.levels` or fitted; None for a codec without levels.
+        importance: float32 ``[G, cols]`` as ``ops.prepare_importance`` gives it; G divides the rows.
+    """
+
+    k: int
+    amax: Tensor
+    scale: str = "mse"
+    levels: Tensor | None = None
+    importance: Tensor | None = None
+
+    def to(self, device: Any) -> Request:
+        """The same with its tensors on a device."""
+        moved = (None if t is None else t.to(device) for t in (self.levels, self.importance))
+        return Request(self.k, self.amax.to(device), self.scale, *moved)
+
+
+class Codec(Protocol):
+    """What a codec says. Parts are dictionaries ``part name -> tensor``; matrices are 2-D."""
+
+    name: str
+    """As metadata and ``--codec`` spell it."""
+
+    ks: Sequence[int]
+    """The bits of an index that it has."""
+
+    cut: int
+    """Columns: a row may be cut at multiples of it, into tiles or among devices."""
+
+    def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
+        """The parts of a tensor ``name`` of this shape, in the order of a file's description; constants last."""
+        ...
+
+    def levels(self, spec: Any, k: int) -> tuple[npt.NDArray[np.float32] | None, str]:
+        """The levels that ``spec`` names (None if the codec has none), and the kind that metadata gets."""
+        ...
+
+    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+        """The parts of a finite matrix of float32, bfloat16 or float16, on its device. Waits for no GPU."""
+        ...
+
+    def encode_into(self, w: Tensor, request: Request, parts: Mapping[str, Tensor]) -> None:
+        """The same into the caller's tensors, which lie on the device of ``w`` as does the request."""
+        ...
+
+    def decode(self, parts: Mapping[str, Tensor], cols: int, dtype: dtype, out: Tensor | None = None) -> Tensor:
+        """The values ``[rows, cols]`` rounded once to ``dtype``, a 16- or 32-bit float; into ``out`` if given."""
+        ...
+
+    def stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """float64 ``[rows, 3]``: sum w^2, sum (w - w')^2 and max |w - w'| of each row (docs/format.md section 3)."""
+        ...
+
+    def place(self, span: SpanLike, k: int) -> dict[str, int]:
+        """Byte of each part, constants apart, at which the span begins."""
+        ...
+
+    def k_of(self, name: str, shapes: Mapping[str, Sequence[int]]) -> int:
+        """K from the shapes of stored parts. Raises FormatError where there is none such."""
+        ...
+
+    def shape_of(self, name: str, k: int, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+        """The source's shape as far as the stored parts tell it. Raises FormatError where they do not."""
+        ...
+
+    def check(self, parts: Mapping[str, Tensor], where: str) -> None:
+        """Raise FormatError, which names ``where``, for constants that no reader may use."""
+        ...
+
+    def problems(self, parts: Mapping[str, Tensor]) -> list[str]:
+        """What is odd about constants that readers still take, each as the end of a sentence about the tensor."""
+        ...
+
+    def levels_of(self, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """The levels that, asked for again, give these parts again."""
+        ...
+
+    def scale_counts(self, part: str, data: Tensor) -> tuple[int, int, int] | None:
+        """Of data of one part: blocks, blocks of zeros, blocks at the largest scale. None if it holds no scales."""
+        ...
+
+    def linear(self, x: Tensor, parts: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
+        """``x W^T (+ bias)`` ``[..., rows]`` in the dtype of x, with gradients to x and the bias."""
+        ...
+
+
+_codecs: dict[str, Codec] = {}
+_kinds: dict[str, dict[str, bool]] = {}
+
+
+def register(codec: Codec) -> None:
+    """Make a codec known under its name. Raises CodecError if another one has it."""
+    if _codecs.setdefault(codec.name, codec) is not codec:
+        raise CodecError(f"there is a codec {codec.name!r} already")
+
+
+def unregister(name: str) -> None:
+    """Forget a codec that was registered."""
+    _codecs.pop(name, None)
+    _kinds.pop(name, None)
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of this name. Raises CodecError if there is none."""
+    if name not in _codecs and name in BUILTIN:
+        register(importlib.import_module(f"kbitq.codecs.{name}").CODEC)
+    if name not in _codecs:
+        raise CodecError(f"codec {name!r} is not known to this kbitq (it has {', '.join(codec_names())})")
+    return _codecs[name]
+
+
+def codec_names() -> tuple[str, ...]:
+    """The codecs there are."""
+    return (*BUILTIN, *(name for name in _codecs if name not in BUILTIN))
+
+
+def part_name(tensor: str, part: Part | str) -> str:
+    """Name in a file of a part of ``tensor``."""
+    return f"{tensor}_{part if isinstance(part, str) else part.name}"
+
+
+def part_names(codec: str, tensor: str) -> dict[str, str]:
+    """Part name -> its name in a file, for all parts of ``tensor``."""
+    return {part: part_name(tensor, part) for part in part_kinds(codec)}
+
+
+def part_kinds(codec: str) -> dict[str, bool]:
+    """Part name -> whether it is constant, in the codec's order. The same object each time: leave it as it is."""
+    if codec not in _kinds:  # a dictionary, and not functools.cache, which torch.compile warns of
+        _kinds[codec] = {part.name: part.constant for part in any_parts(codec)}
+    return _kinds[codec]
+
+
+def any_parts(codec: str) -> tuple[Part, ...]:
+    """The parts of some tensor: for their names and kinds, which do not depend on the tensor."""
+    known = get_codec(codec)
+    return known.parts("", (1, known.cut), known.ks[0])
+
+
+def coded_entries(codec: str, tensor: str, shape: Sequence[int], k: int) -> list[Entry]:
+    """What a file holds of a quantized tensor, without its place."""
+    parts = get_codec(codec).parts(tensor, shape, k)
+    return [Entry(part_name(tensor, part), part.dtype, part.shape) for part in parts]
+
+
+def coded_nbytes(codec: str, tensor: str, shape: Sequence[int], k: int) -> int:
+    """Bytes of all parts but the constants: the numerator of "bits per weight"."""
+    return sum(part.nbytes for part in get_codec(codec).parts(tensor, shape, k) if not part.constant)
+
+
+def constant_nbytes(codec: str, k: int) -> int:
+    """Bytes of a tensor's constants (its codebook)."""
+    known = get_codec(codec)
+    return sum(part.nbytes for part in known.parts("", (1, known.cut), k) if part.constant)
+
+
+def bits_per_weight(codec: str, tensor: str, shape: Sequence[int], k: int) -> float:
+    """8 * coded bytes / elements (docs/format.md section 2)."""
+    return 8 * coded_nbytes(codec, tensor, shape, k) / math.prod(shape)
