@@ -85,6 +85,8 @@ def dequantize_kbit(
     if absmax.dtype not in (torch.uint8, torch.float32):
         raise ValueError(f"absmax must be uint8 (E4M4) or float32, not {absmax.dtype}")
     codebook = _checked_codebook(codebook, k, packed.device)
+    if n < 0:
+        raise ValueError(f"n must not be negative, not {n}")
     nblk = block_count(n)
     if packed.numel() < nblk * k or absmax.numel() < nblk:
         have = f"{packed.numel()} and {absmax.numel()}"

@@ -35,9 +35,42 @@ def stream_of(tensor: Tensor) -> int:
     return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
 
 
-def _bits(codebook: Tensor) -> int:
-    """K of a codebook of 2^K levels."""
-    return codebook.shape[0].bit_length() - 1
+def check_dims(name: str, tensor: Tensor, *allowed: int) -> None:
+    """Raise ValueError, which names the argument, unless ``tensor`` has as many dimensions as is allowed.
+
+    What the core is given is checked there; this is for what has to be read off a shape before.
+    """
+    if tensor.dim() not in allowed:
+        raise ValueError(f"{name}: needs {' or '.join(map(str, allowed))} dimensions, got {tensor.dim()}")
+
+
+def check_rows(name: str, tensor: Tensor) -> None:
+    """Raise ValueError, which names the argument, unless ``tensor`` is rows ``[..., n]`` that make one matrix."""
+    if not tensor.dim() or (tensor.dim() != 2 and tensor.shape[-1] == 0):
+        raise ValueError(f"{name}: needs shape [..., features], got {list(tensor.shape)}")
+
+
+def check_size(name: str, value: int, limit: int) -> None:
+    """Raise ValueError, which names the argument, unless ``value`` is from 0 to ``limit``; symbols are let pass."""
+    if isinstance(value, int) and not 0 <= value <= limit:
+        raise ValueError(f"{name}: must be from 0 to {limit} here, got {value}")
+
+
+def bits_of(codebook: Tensor, name: str = "codebook") -> int:
+    """K of codebooks ``[..., 2^K]``. Raises ValueError, which names the argument, for another number of levels."""
+    count = codebook.shape[-1] if codebook.dim() else 0
+    if isinstance(count, int) and count not in _LEVELS:
+        raise ValueError(f"{name}: has {count} levels, needs 2^K with K from {fmt.K_MIN} to {fmt.K_MAX}")
+    return count.bit_length() - 1
+
+
+_LEVELS = frozenset(1 << k for k in range(fmt.K_MIN, fmt.K_MAX + 1))
+
+
+def cols_limit(absmax: Tensor) -> int:
+    """The most columns that the blocks of ``absmax`` can be of; a bound for sizes that come as numbers."""
+    check_dims("absmax", absmax, 2)
+    return absmax.shape[1] * fmt.BLOCK
 
 
 library = torch.library.Library("kbitq", "FRAGMENT")
@@ -86,9 +119,11 @@ def scan(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _outputs(w: Tensor, codebook: Tensor, absmax_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    check_dims("w", w, 2)
+    check_dims("levels", codebook, 1)
     rows, cols = w.shape
     blocks = fmt.block_count(cols)
-    packed = w.new_empty((rows, blocks * _bits(codebook)), dtype=torch.int32)
+    packed = w.new_empty((rows, blocks * bits_of(codebook, "levels")), dtype=torch.int32)
     return packed, w.new_empty((rows, blocks), dtype=absmax_dtype)
 
 
@@ -158,12 +193,16 @@ def quantize(
 
 
 def _dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+    check_dims("packed", packed, 2)
+    check_size("cols", cols, cols_limit(absmax))
     out = torch.empty((packed.shape[0], cols), dtype=dtype, device=packed.device)
     dequantize_into(packed, absmax, codebook, out)
     return out
 
 
 def _fake_dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+    check_dims("packed", packed, 2)
+    check_size("cols", cols, cols_limit(absmax))
     return packed.new_empty((packed.shape[0], cols), dtype=dtype)
 
 
@@ -207,12 +246,14 @@ def dequantize(
 
 
 def _stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+    check_dims("w", w, 2)
     out = torch.empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64, device=w.device)
     core.stats(w, packed, absmax, codebook, out, torch.get_num_threads(), stream_of(w))
     return out
 
 
 def _fake_stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+    check_dims("w", w, 2)
     return w.new_empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64)
 
 

@@ -90,6 +90,8 @@ def _linear_by_panels(
 ) -> None:
     """``out [M, rows]`` from ``x [M, cols]``."""
     (rows, _), cols = packed.shape, x.shape[1]
+    if bias is not None and tuple(bias.shape) != (rows,):
+        raise ValueError(f"bias: has shape {list(bias.shape)}, needs [{rows}]")
     dtype = _panel_dtype(x.dtype, x.device.type)
     left = x.to(dtype)
     limit = min(_panel_rows(cols, dtype, budget), rows)
@@ -125,6 +127,12 @@ def _grad_by_panels(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tens
 # --- kernels ---------------------------------------------------------------------------------------
 
 
+def _check_dims(x: Tensor, packed: Tensor) -> None:
+    """What is read off a shape before anything else is checked."""
+    codec.check_rows("x", x)
+    codec.check_dims("packed", packed, 2)
+
+
 def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> None:
     """What the core cannot see, or would say less clearly."""
     if x.dtype not in codec.FLOAT_DTYPES:
@@ -133,7 +141,7 @@ def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: in
         raise ValueError("packed and codebook: need [rows, nblk * K] and [2^K] or [groups, 2^K]")
     if absmax.dtype != torch.uint8:
         raise ValueError(f"absmax: is {absmax.dtype}, needs uint8")
-    k = codebook.shape[-1].bit_length() - 1
+    k = codec.bits_of(codebook)
     if packed.shape[1] != fmt.block_count(cols) * k or tuple(absmax.shape) != (packed.shape[0], fmt.block_count(cols)):
         raise ValueError(
             f"x: has {cols} features, which do not match packed {list(packed.shape)} "
@@ -144,6 +152,7 @@ def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: in
 
 
 def _linear_cpu(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    _check_dims(x, packed)
     cols, rows = x.shape[-1], packed.shape[0]
     flat = (x if x.dim() == 2 else x.reshape(-1, cols)).contiguous()
     out = x.new_empty((flat.shape[0], rows))
@@ -157,6 +166,7 @@ def _linear_cpu(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bia
 
 
 def _linear_cuda(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    _check_dims(x, packed)
     cols, rows = x.shape[-1], packed.shape[0]
     flat = x.reshape(-1, cols)
     _check(flat, packed, absmax, codebook, cols)
@@ -170,10 +180,20 @@ def _linear_cuda(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bi
 
 
 def _linear_fake(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+    _check_dims(x, packed)
     return x.new_empty((*x.shape[:-1], packed.shape[0]))
 
 
+def _check_grad(grad: Tensor, packed: Tensor, absmax: Tensor, cols: int) -> None:
+    codec.check_rows("grad", grad)
+    codec.check_dims("packed", packed, 2)
+    if grad.shape[-1] != packed.shape[0]:
+        raise ValueError(f"grad: has {grad.shape[-1]} features, which are not the {packed.shape[0]} rows of packed")
+    codec.check_size("cols", cols, codec.cols_limit(absmax))
+
+
 def _linear_grad(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tensor:
+    _check_grad(grad, packed, absmax, cols)
     flat = grad.reshape(-1, grad.shape[-1])
     _check(flat, packed, absmax, codebook, cols)
     out = grad.new_empty((flat.shape[0], cols))
@@ -183,6 +203,7 @@ def _linear_grad(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor,
 
 
 def _linear_grad_fake(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tensor:
+    _check_grad(grad, packed, absmax, cols)
     return grad.new_empty((*grad.shape[:-1], cols))
 
 
@@ -199,6 +220,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, keyset: Any, x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None
     ) -> Tensor:
+        _check_dims(x, packed)
         ctx.save_for_backward(packed, absmax, codebook)
         ctx.cols = x.shape[-1]
         with _below_autograd():

@@ -77,31 +77,53 @@ class Tiles:
 # --- repacking -------------------------------------------------------------------------------------
 
 
+_TILE_COLS = 256  # columns of a record
 _BITS_OF_WORDS = {core.tile_shape(1, 1, k)[2]: k for k in range(fmt.K_MIN, core.tile_max_bits + 1)}  # of a record
 
 
+def _tiled_bits(packed: Tensor, absmax: Tensor, cols: int) -> int:
+    """K of planes to be tiled. Raises ValueError, which names the argument, where shapes and ``cols`` do not fit."""
+    codec.check_dims("packed", packed, 2)
+    codec.check_size("cols", cols, codec.cols_limit(absmax))
+    k, rest = divmod(packed.shape[1], max(fmt.block_count(cols), 1))
+    if isinstance(k, int) and (rest or k not in _BITS_OF_WORDS.values()):
+        raise ValueError(f"packed: its {packed.shape[1]} words a row are not those of {cols} columns at a K up to 5")
+    return k
+
+
 def _tile(packed: Tensor, absmax: Tensor, cols: int) -> Tensor:
-    k = packed.shape[1] // fmt.block_count(cols)
+    k = _tiled_bits(packed, absmax, cols)
     tiles = packed.new_empty(core.tile_shape(packed.shape[0], cols, k))
     core.repack(packed, absmax, tiles, cols, False, torch.get_num_threads(), codec.stream_of(packed))
     return tiles
 
 
 def _fake_tile(packed: Tensor, absmax: Tensor, cols: int) -> Tensor:
-    return packed.new_empty(core.tile_shape(packed.shape[0], cols, packed.shape[1] // fmt.block_count(cols)))
+    k = _tiled_bits(packed, absmax, cols)
+    return packed.new_empty(core.tile_shape(packed.shape[0], cols, k))
+
+
+def _untiled_bits(tiles: Tensor, rows: int, cols: int) -> int:
+    """K of tiles. Raises ValueError, which names the argument, where they are not those of a matrix of that size."""
+    codec.check_dims("tiles", tiles, 3)
+    codec.check_size("rows", rows, tiles.shape[0] * core.tile_rows)
+    codec.check_size("cols", cols, tiles.shape[1] * _TILE_COLS)
+    if tiles.shape[2] not in _BITS_OF_WORDS:
+        raise ValueError(f"tiles: records of {tiles.shape[2]} words are of no K")
+    return _BITS_OF_WORDS[tiles.shape[2]]
 
 
 def _untile(tiles: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
-    blocks = fmt.block_count(cols)
-    packed = tiles.new_empty((rows, blocks * _BITS_OF_WORDS[tiles.shape[2]]))
+    bits, blocks = _untiled_bits(tiles, rows, cols), fmt.block_count(cols)
+    packed = tiles.new_empty((rows, blocks * bits))
     absmax = tiles.new_empty((rows, blocks), dtype=torch.uint8)
     core.repack(packed, absmax, tiles, cols, True, torch.get_num_threads(), codec.stream_of(tiles))
     return packed, absmax
 
 
 def _fake_untile(tiles: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
-    blocks = fmt.block_count(cols)
-    packed = tiles.new_empty((rows, blocks * _BITS_OF_WORDS[tiles.shape[2]]))
+    bits, blocks = _untiled_bits(tiles, rows, cols), fmt.block_count(cols)
+    packed = tiles.new_empty((rows, blocks * bits))
     return packed, tiles.new_empty((rows, blocks), dtype=torch.uint8)
 
 
@@ -212,7 +234,14 @@ def _by_panels(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, 
                 torch.addmm(bias[begin:end], x, weights.t(), out=columns)
 
 
+def _check_product(x: Tensor, tiles: Tensor, rows: int) -> None:
+    codec.check_rows("x", x)
+    codec.check_dims("tiles", tiles, 3)
+    codec.check_size("rows", rows, tiles.shape[0] * core.tile_rows)
+
+
 def _linear_tiles(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    _check_product(x, tiles, rows)
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     out = x.new_empty((flat.shape[0], rows))
     multiply_into(flat, tiles, codebook, bias, out)
@@ -220,6 +249,7 @@ def _linear_tiles(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | Non
 
 
 def _fake_linear_tiles(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    _check_product(x, tiles, rows)
     return x.new_empty((*x.shape[:-1], rows))
 
 
@@ -278,6 +308,7 @@ def linear(x: Tensor, weight: Tiles, bias: Tensor | None = None) -> Tensor:
 
 
 def _grouped(x: Tensor, tiles: Tensor, codebook: Tensor, offsets: Tensor, rows: int) -> Tensor:
+    _check_product(x, tiles, rows)
     out = x.new_empty((x.shape[0], rows))
     core.linear_tiles(
         x.contiguous(), tiles, codebook, None, out, *_workspace(x.device), offsets, None, codec.stream_of(x)
@@ -286,6 +317,7 @@ def _grouped(x: Tensor, tiles: Tensor, codebook: Tensor, offsets: Tensor, rows: 
 
 
 def _fake_grouped(x: Tensor, tiles: Tensor, codebook: Tensor, offsets: Tensor, rows: int) -> Tensor:
+    _check_product(x, tiles, rows)
     return x.new_empty((x.shape[0], rows))
 
 
