@@ -12,7 +12,7 @@ import torch
 from kbitq.checkpoint.output.checksums import check_sums
 from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
-from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint, read_index
+from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
@@ -102,8 +102,7 @@ def _check_structure(opened: QuantizedCheckpoint, report: VerifyReport) -> None:
     if checkpoint.storage.single:
         return
     if checkpoint.index is not None:
-        listed = read_index(checkpoint.storage, checkpoint.index)
-        forgotten = [n for n in checkpoint.tensors if n not in listed]
+        forgotten = [n for n in checkpoint.tensors if n not in checkpoint.weight_map]
         problems.extend(f"{checkpoint.index}: tensor {shown(n)} is not in it" for n in forgotten)
     elif len(checkpoint.headers) > 1:
         problems.append(f"{checkpoint.where}: there are {len(checkpoint.headers)} shards and no index")

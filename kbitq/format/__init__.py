@@ -6,7 +6,7 @@ for torch. ``docs/format.md`` is the normative text; its sections are named besi
 """
 
 from kbitq.format.dtypes import StoredDtype, element_count, is_shape, stored_dtype, tensor_nbytes
-from kbitq.format.header import HEADER_ALIGN, Entry, Placed, companion_entries, header_bytes, header_length, place
+from kbitq.format.header import HEADER_ALIGN, Entry, HeaderText, Placed, companion_entries, place
 from kbitq.format.metadata import (
     CODEC_VERSION,
     CONFIG_FILE,
@@ -86,6 +86,7 @@ __all__ = [
     "STATISTIC_WIDTH",
     "WORD_BYTES",
     "Entry",
+    "HeaderText",
     "Placed",
     "ShardMeta",
     "StoredDtype",
@@ -101,8 +102,6 @@ __all__ = [
     "element_count",
     "format_version",
     "guard_name",
-    "header_bytes",
-    "header_length",
     "is_fused_experts",
     "is_shape",
     "k_of_codebook",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from kbitq.errors import FormatError
 from kbitq.format.dtypes import element_count, stored_dtype, tensor_nbytes
@@ -22,6 +21,7 @@ from kbitq.format.shapes import (
 )
 
 HEADER_ALIGN = 8
+LENGTH_PREFIX_BYTES = 8
 
 
 def companion_entries(name: str, shape: Sequence[int], k: int) -> list[Entry]:
@@ -79,34 +79,55 @@ def place(entries: Iterable[Entry]) -> list[Placed]:
     return placed
 
 
-def header_length(placed: Sequence[Placed], meta: ShardMeta | None, extra: Mapping[str, str] | None = None) -> int:
-    """Bytes of the JSON header (padding included, the 8 bytes before it not): known before the statistics are."""
-    length = len(_header_json(placed, meta, extra, reserve=True).encode())
-    return -(-length // HEADER_ALIGN) * HEADER_ALIGN
+class HeaderText:
+    """The start of a file, 8 bytes of length and the padded JSON header, built once before the statistics are known.
 
+    Each statistic has ``STATISTIC_WIDTH`` characters reserved, so that the length does not depend on it; what is left
+    over is padding at the end.
 
-def header_bytes(placed: Sequence[Placed], meta: ShardMeta | None, extra: Mapping[str, str] | None = None) -> bytes:
-    """The start of a file: 8 bytes of length and the padded JSON header.
-
-    ``meta`` None writes no kbitq metadata; ``extra`` are further strings for ``__metadata__``.
+    Args:
+        placed: the stored tensors.
+        meta: what kbitq's metadata says of them; None writes none. All but its statistics must be known.
+        extra: further strings for ``__metadata__``.
     """
-    text = _header_json(placed, meta, extra, reserve=False).encode()
-    length = header_length(placed, meta, extra)
-    if len(text) > length:
-        raise FormatError(f"a statistic is longer than the {STATISTIC_WIDTH} characters reserved for it in the header")
-    return length.to_bytes(8, "little") + text.ljust(length)
+
+    def __init__(
+        self, placed: Sequence[Placed], meta: ShardMeta | None, extra: Mapping[str, str] | None = None
+    ) -> None:
+        self._meta = meta
+        pieces = meta.json_pieces() if meta is not None else []
+        self._pieces = [piece.encode() for piece in _header_pieces(placed, pieces, extra or {})]
+        length = sum(map(len, self._pieces)) + STATISTIC_WIDTH * (len(self._pieces) - 1)
+        self._json_nbytes = -(-length // HEADER_ALIGN) * HEADER_ALIGN
+
+    @property
+    def nbytes(self) -> int:
+        return LENGTH_PREFIX_BYTES + self._json_nbytes
+
+    def filled(self) -> bytes:
+        """All ``nbytes`` bytes, with the statistics that ``meta`` has now. Raises FormatError where one is too long."""
+        statistics = [text.encode() for text in self._meta.statistics()] if self._meta is not None else []
+        text = b"".join(part for pair in zip(self._pieces, [*statistics, b""], strict=True) for part in pair)
+        if len(text) > self._json_nbytes:
+            raise FormatError(
+                f"a statistic is longer than the {STATISTIC_WIDTH} characters reserved for it in the header"
+            )
+        return self._json_nbytes.to_bytes(LENGTH_PREFIX_BYTES, "little") + text.ljust(self._json_nbytes)
 
 
-def _header_json(
-    placed: Sequence[Placed], meta: ShardMeta | None, extra: Mapping[str, str] | None, *, reserve: bool
-) -> str:
-    metadata = {"format": "pt"}
-    if meta is not None:
-        metadata[METADATA_KEY] = meta.to_json(reserve=reserve)
-    metadata.update(extra or {})
-    table: dict[str, Any] = {"__metadata__": metadata}
-    for p in placed:
-        table[p.entry.name] = {
-            "dtype": p.entry.dtype, "shape": list(p.entry.shape), "data_offsets": [p.start, p.end],
-        }  # fmt: skip
-    return dump(table)
+def _header_pieces(placed: Sequence[Placed], meta_pieces: Sequence[str], extra: Mapping[str, str]) -> list[str]:
+    """The JSON header, cut where ``meta_pieces``, the text of kbitq's metadata, is cut."""
+    # The metadata is a string in the header's JSON. A string is escaped character by character, so piece by piece too.
+    escaped = [dump(piece)[1:-1] for piece in meta_pieces]
+    others = "".join(f",{dump(key)}:{dump(value)}" for key, value in extra.items() if key != "format")
+    table = "".join(
+        f',{dump(p.entry.name)}:{{"dtype":{dump(p.entry.dtype)},"shape":{dump(list(p.entry.shape))},'
+        f'"data_offsets":[{p.start},{p.end}]}}'
+        for p in placed
+    )
+    start, end = f'{{"__metadata__":{{"format":{dump(extra.get("format", "pt"))}', f"{others}}}{table}}}"
+    if not escaped:
+        return [start + end]
+    escaped[0] = f'{start},{dump(METADATA_KEY)}:"{escaped[0]}'
+    escaped[-1] += f'"{end}'
+    return escaped

@@ -52,12 +52,30 @@ class ShardMeta:
     tensors: dict[str, TensorMeta] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
-    def to_json(self, *, reserve: bool = False) -> str:
-        """Compact JSON, tensors by name. ``reserve`` writes every statistic at its reserved width, for laying out."""
-        tensors = ",".join(f"{dump(n)}:{_tensor_json(self.tensors[n], reserve)}" for n in sorted(self.tensors))
-        kept = f',"kept":{dump(dict(sorted(self.kept.items())))}' if self.kept else ""
+    def to_json(self) -> str:
+        """Compact JSON, tensors by name."""
+        pieces, statistics = self.json_pieces(), self.statistics()
+        return "".join(text for pair in zip(pieces, [*statistics, ""], strict=True) for text in pair)
+
+    def json_pieces(self) -> list[str]:
+        """The text of ``to_json`` that is known before the statistics are: one goes between each piece and the next."""
         version = format_version(meta.codec for meta in self.tensors.values())
-        return f'{{"format_version":{version},"tensors":{{{tensors}}}{kept}}}'
+        pieces, text, comma = [], f'{{"format_version":{version},"tensors":{{', ""
+        for name in sorted(self.tensors):
+            meta = self.tensors[name]
+            pieces += [f'{text}{comma}{dump(name)}:{_fixed_json(meta)[:-1]},"sqnr_db":', ',"max_abs_err":']
+            text = f',"importance":{dump(meta.importance)}}}' if meta.importance is not None else "}"
+            comma = ","
+        kept = f',"kept":{dump(dict(sorted(self.kept.items())))}' if self.kept else ""
+        return [*pieces, f"{text}}}{kept}}}"]
+
+    def statistics(self) -> list[str]:
+        """The statistics as ``to_json`` writes them, in its order: two of each tensor, ``null`` for one not known."""
+        return [
+            spec % value if value is not None and math.isfinite(value) else "null"
+            for name in sorted(self.tensors)
+            for value, spec in ((self.tensors[name].sqnr_db, "%.4f"), (self.tensors[name].max_abs_err, "%.6e"))
+        ]
 
 
 def format_version(codecs: Iterable[str]) -> int:
@@ -65,18 +83,15 @@ def format_version(codecs: Iterable[str]) -> int:
     return FORMAT_VERSION if all(codec == DEFAULT_CODEC for codec in codecs) else CODEC_VERSION
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for each call
+
+
 def dump(value: Any) -> str:
     """Compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
-def _statistic(value: float | None, spec: str, reserve: bool) -> str:
-    if reserve:
-        return "0" * STATISTIC_WIDTH
-    return spec % value if value is not None and math.isfinite(value) else "null"
-
-
-def _tensor_json(meta: TensorMeta, reserve: bool) -> str:
+def _fixed_json(meta: TensorMeta) -> str:
     fixed = {
         "k": meta.k,
         "shape": list(meta.shape),
@@ -85,10 +100,7 @@ def _tensor_json(meta: TensorMeta, reserve: bool) -> str:
         "codebook": meta.codebook,
         **({"codec": meta.codec} if meta.codec != DEFAULT_CODEC else {}),
     }
-    sqnr = _statistic(meta.sqnr_db, "%.4f", reserve)
-    error = _statistic(meta.max_abs_err, "%.6e", reserve)
-    importance = f',"importance":{dump(meta.importance)}' if meta.importance is not None else ""
-    return f'{dump(fixed)[:-1]},"sqnr_db":{sqnr},"max_abs_err":{error}{importance}}}'
+    return dump(fixed)
 
 
 def parse_shard_meta(text: str, where: str) -> ShardMeta:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from helpers.checkpoints import bytes_of, entry, gaussian, model_tensors, raw_file, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize
 from kbitq.checkpoint.source.open import open_checkpoint
+from kbitq.checkpoint.source.storage import ByteFile, LocalFolderStorage
 from kbitq.errors import CheckpointError, FormatError
 
 Quantize = Callable[..., RunReport]
@@ -315,3 +316,20 @@ def test_a_quantized_file_without_metadata_is_recognised(folder: Path, tmp_path:
         from kbitq import load_file as load
 
         load(tmp_path / "stripped.safetensors")
+
+
+def test_an_index_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is some megabytes for a large model, and each read of a distant one is a request."""
+    source = write_folder(tmp_path / "model", model_tensors(), shards=2)
+    opened: list[str] = []
+    real = LocalFolderStorage.open
+
+    def noted(storage: LocalFolderStorage, name: str) -> ByteFile:
+        opened.append(name)
+        return real(storage, name)
+
+    monkeypatch.setattr(LocalFolderStorage, "open", noted)
+    index = "model.safetensors.index.json"
+    checkpoint = open_checkpoint(source)
+    assert opened.count(index) == 1
+    assert checkpoint.weight_map == json.loads((source / index).read_text())["weight_map"]

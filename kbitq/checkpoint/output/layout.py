@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, WEIGHTS_SUFFIX
-from kbitq.format import Entry, Placed, ShardMeta, header_bytes, header_length, place
-
-LENGTH_PREFIX_BYTES = 8
+from kbitq.format import Entry, HeaderText, Placed, ShardMeta, place
 
 
 @dataclass
@@ -24,10 +22,14 @@ class Shard:
     placed: list[Placed]
     meta: ShardMeta | None
     extra: Mapping[str, str] | None = None
-    header_nbytes: int = field(init=False)
+    _header: HeaderText = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.header_nbytes = LENGTH_PREFIX_BYTES + header_length(self.placed, self.meta, self.extra)
+        self._header = HeaderText(self.placed, self.meta, self.extra or {})
+
+    @property
+    def header_nbytes(self) -> int:
+        return self._header.nbytes
 
     @property
     def data_nbytes(self) -> int:
@@ -45,7 +47,7 @@ class Shard:
 
     def header(self) -> bytes:
         """The bytes before the data; call once the statistics in ``meta`` are known."""
-        return header_bytes(self.placed, self.meta, self.extra)
+        return self._header.filled()
 
 
 @dataclass

@@ -73,8 +73,9 @@ class Checkpoint:
     """An opened checkpoint: everything that headers, index and config say; no tensor data has been read.
 
     ``tensors`` are in the order of the files and of the bytes in them. ``stem`` is the common name of the weight files
-    (``model``). ``carried`` are the files that go with them; ``notes`` say what does not, and why. ``dropped`` are
-    tensors that only take part in decoding others (scales).
+    (``model``). ``weight_map`` is what the index says, file name by tensor name. ``carried`` are the files that go with
+    the weights; ``notes`` say what does not, and why. ``dropped`` are tensors that only take part in decoding others
+    (scales).
     """
 
     storage: Storage
@@ -83,6 +84,7 @@ class Checkpoint:
     fingerprints: dict[str, Fingerprint]
     tensors: dict[str, SourceTensor]
     index: str | None = None
+    weight_map: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     carried: list[str] = field(default_factory=list)
     carried_sizes: dict[str, int] = field(default_factory=dict)
@@ -112,11 +114,16 @@ def open_checkpoint(source: str | os.PathLike[str] | Storage) -> Checkpoint:
     if storage.single is not None:
         return _assemble(storage, storage.name, [storage.single])
     names = storage.names()
-    stem, files, index = _weight_files(storage, names)
-    checkpoint = _assemble(storage, stem, files)
-    checkpoint.index = index
+    index = _index_of(storage, names)
+    weight_map = read_index(storage, index) if index is not None else {}
     if index is not None:
-        _check_index(checkpoint, index, read_index(storage, index))
+        stem, files = _indexed_files(storage, names, index, weight_map)
+    else:
+        stem, files = _files_without_index(storage, names)
+    checkpoint = _assemble(storage, stem, files)
+    checkpoint.index, checkpoint.weight_map = index, weight_map
+    if index is not None:
+        _check_index(checkpoint, index)
     if CONFIG_FILE in names:
         text = read_all(storage, CONFIG_FILE, MAX_CONFIG_BYTES)
         checkpoint.config = parse_json_object(text, f"{storage.where}/{CONFIG_FILE}")
@@ -165,22 +172,32 @@ def read_index(storage: Storage, name: str) -> dict[str, str]:
     return weight_map
 
 
-def _weight_files(storage: Storage, names: list[str]) -> tuple[str, list[str], str | None]:
-    """The stem, the files and the index of the weights of a folder."""
-    top = [n for n in names if "/" not in n]
-    weights = [n for n in top if n.endswith(WEIGHTS_SUFFIX) and not is_duplicate_weights(n)]
-    indexes = [n for n in top if n.endswith(INDEX_SUFFIX) and not is_duplicate_weights(n)]
+def _at_top(names: list[str], suffix: str) -> list[str]:
+    return [n for n in names if "/" not in n and n.endswith(suffix) and not is_duplicate_weights(n)]
+
+
+def _index_of(storage: Storage, names: list[str]) -> str | None:
+    """The index of the weights of a folder, if there is one."""
+    indexes = _at_top(names, INDEX_SUFFIX)
     if len(indexes) > 1:
         raise CheckpointError(f"{storage.where} has more than one index: {', '.join(indexes)}", hint="keep one of them")
-    if indexes:
-        stem = indexes[0].removesuffix(INDEX_SUFFIX)
-        files = sorted(set(read_index(storage, indexes[0]).values()))
-        _check_shards_present(storage, files, top, indexes[0])
-        _check_no_stray_shards(storage, stem, files, weights, indexes[0])
-        return stem, files, indexes[0]
+    return indexes[0] if indexes else None
+
+
+def _indexed_files(storage: Storage, names: list[str], index: str, weight_map: dict[str, str]) -> tuple[str, list[str]]:
+    """The stem and the files that an index names, all of them present and none left over."""
+    stem, files = index.removesuffix(INDEX_SUFFIX), sorted(set(weight_map.values()))
+    _check_shards_present(storage, files, [n for n in names if "/" not in n], index)
+    _check_no_stray_shards(storage, stem, files, _at_top(names, WEIGHTS_SUFFIX), index)
+    return stem, files
+
+
+def _files_without_index(storage: Storage, names: list[str]) -> tuple[str, list[str]]:
+    """The stem and the weight files of a folder that has no index."""
+    weights = _at_top(names, WEIGHTS_SUFFIX)
     if not weights:
         raise _no_weights(storage, names)
-    return *_without_index(storage, weights), None
+    return _without_index(storage, weights)
 
 
 def _check_shards_present(storage: Storage, files: list[str], top: list[str], index: str) -> None:
@@ -269,9 +286,9 @@ def _source_tensor(ref: TensorRef, file: str) -> SourceTensor:
     return SourceTensor(ref.name, ref.dtype, ref.shape, file, ref.offset, ref.nbytes)
 
 
-def _check_index(checkpoint: Checkpoint, index: str, weight_map: dict[str, str]) -> None:
+def _check_index(checkpoint: Checkpoint, index: str) -> None:
     """Every tensor that the index names must be in the file it says. Tensors it forgets are used, and noted."""
-    for name, file in weight_map.items():
+    for name, file in checkpoint.weight_map.items():
         found = checkpoint.tensors.get(name)
         if found is None or found.file != file:
             place = f"it is in {found.file}" if found else "no shard has it"
@@ -281,7 +298,7 @@ def _check_index(checkpoint: Checkpoint, index: str, weight_map: dict[str, str])
                 remedy="index",
                 data={"path": checkpoint.where},
             )
-    forgotten = [n for n in checkpoint.tensors if n not in weight_map]
+    forgotten = [n for n in checkpoint.tensors if n not in checkpoint.weight_map]
     if forgotten:
         checkpoint.notes.append(
             f"{len(forgotten)} tensors are not in {index}, such as {shown(forgotten[0])}; taken along"
