@@ -1,6 +1,6 @@
 """The commands, a file each. Each file has ``command``, whose docstring is the help, and ``EPILOG``, the examples."""
 
-from kbitq.cli.commands import dequantize, env, eval, generate, inspect, plan, push, quantize, verify
+from kbitq.cli.commands import card, dequantize, env, eval, generate, inspect, plan, push, quantize, verify
 
 COMMANDS = {
     "quantize": quantize,
@@ -8,6 +8,7 @@ COMMANDS = {
     "inspect": inspect,
     "verify": verify,
     "dequantize": dequantize,
+    "card": card,
     "push": push,
     "eval": eval,
     "generate": generate,

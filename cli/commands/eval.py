@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EPILOG = parsing.examples(
     "kbitq eval ./llama-k4 --text wiki.txt",
     "kbitq eval ./llama-k4 --text wiki.txt --against ./Llama-3.2-1B --windows 40",
+    "kbitq eval ./llama-k4 --text wiki.txt --against ./Llama-3.2-1B --save",
     "kbitq eval ./llama-k4 --tokens ids.bin --json",
 )
 
@@ -34,6 +35,7 @@ def command(
     batch: running.Batch = 1,
     device: running.Device = "auto",
     dtype: running.ComputeDtype = "auto",
+    save: running.Save = False,
     *,
     talk: Printing,
 ) -> None:
@@ -45,12 +47,13 @@ def command(
     if (text is None) == (tokens is None):
         raise typer.BadParameter("Give the text to measure on: --text FILE or --tokens FILE, one of them.")
     from kbitq.checkpoint import Progress
-    from kbitq.cli import sources
+    from kbitq.cli import cards, sources
     from kbitq.cli.views.text import count_text
     from kbitq.eval.perplexity import evaluate, windows_of
     from kbitq.integrations.transformers.loading import load_model
 
     folder = sources.find(model).place
+    card = cards.before_saving(model) if save else ""  # now: what cannot be saved is refused before the work
     measured = load_model(folder, device=device, dtype=dtype)
     original = load_model(sources.find(against).place, device=device, dtype=dtype) if against else None
     cut = windows_of(_ids(folder, text, tokens, measured), window, windows)
@@ -62,6 +65,8 @@ def command(
 
         result = evaluate(measured, cut, reference=original, batch=batch, progress=report)
     _show(result)
+    if save:
+        cards.save(model, result, text or tokens, card)
 
 
 def _ids(folder: Any, text: Path | None, tokens: Path | None, model: Any) -> Any:

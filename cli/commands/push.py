@@ -11,6 +11,7 @@ from kbitq.cli.options.signature import spread
 
 EPILOG = parsing.examples(
     "kbitq push ./llama-k4 me/llama-k4 --base-model meta-llama/Llama-3.2-1B",
+    "kbitq push ./llama-k4 me/llama-k4 --dry-run",
     "kbitq push ./llama-k4 me/llama-k4 --private",
 )
 
@@ -23,6 +24,7 @@ def command(
     private: hub.Private = False,
     pr: hub.PullRequest = False,
     revision: hub.Revision = None,
+    dry_run: hub.CardOnly = False,
     *,
     talk: Printing,
 ) -> None:
@@ -31,6 +33,14 @@ def command(
     from kbitq.cli import publish
 
     target = publish.target(repository, revision)
+    if dry_run:
+        card = publish.prepared(path, target, base_model)
+        if talk.json:
+            console.object({"repository": target.id, "card": card})
+        else:
+            console.write(card)
+            console.note(f"nothing was uploaded; README.md of {target.id} would be this card")
+        return
     pushed = publish.publish(path, target, base=base_model, private=private, pull_request=pr)
     if talk.json:
         console.object(dataclasses.asdict(pushed))

@@ -29,3 +29,6 @@ BaseModel = Annotated[
 ]
 PullRequest = Annotated[bool, typer.Option("--pr", help="Open a pull request instead of committing.")]
 Revision = Annotated[str | None, typer.Option(metavar="BRANCH", show_default="main", help="The branch to commit to.")]
+CardOnly = Annotated[
+    bool, typer.Option("--dry-run", rich_help_panel=PANEL, help="Verify, and print the model card; upload nothing.")
+]

@@ -41,6 +41,10 @@ Window = Annotated[int, typer.Option(metavar="N", min=2, help="Tokens read toget
 Windows = Annotated[
     int | None, typer.Option(metavar="N", min=1, show_default="all", help="How many windows of the text to read.")
 ]
+Save = Annotated[
+    bool,
+    typer.Option("--save", help="Write the result beside the quantized model, for its card and for inspect --html."),
+]
 Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Windows read at once.")]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],

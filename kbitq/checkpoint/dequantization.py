@@ -9,14 +9,23 @@ from pathlib import Path
 
 import torch
 
+from kbitq.card import source_text
 from kbitq.checkpoint.output.destination import check_destination, is_file_name
 from kbitq.checkpoint.output.file_writer import FileWriter
-from kbitq.checkpoint.output.folder import copy_carried, copy_tensor, json_text, without_quantization, write_index
+from kbitq.checkpoint.output.folder import (
+    copy_carried,
+    copy_tensor,
+    json_text,
+    read_readme,
+    without_quantization,
+    write_index,
+)
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, lay_out
 from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.quantization import RunReport
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
+from kbitq.checkpoint.source.side_files import CARD_FILE
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, decode, open_quantized
 from kbitq.errors import CheckpointError, KbitqError
@@ -120,7 +129,9 @@ def _finish(
     if is_file_name(target):
         staging.publish_file(shards[0].name)
         return
-    copy_carried(opened.checkpoint, staging)
+    copy_carried(opened.checkpoint, staging, but=CARD_FILE)
+    if (readme := read_readme(opened.checkpoint)) and (text := source_text(readme)) is not None:
+        staging.write_file(CARD_FILE, text.encode())
     write_index(shards, stem, staging)
     # A config that held nothing else was made by kbitq, for a source that had none.
     if config := without_quantization(opened.checkpoint.config):

@@ -4,9 +4,8 @@ Everything goes through ``huggingface_hub``'s own client, so its settings hold: 
 HF_HUB_OFFLINE, HF_HUB_DISABLE_XET.
 """
 
-from kbitq.hub.card import model_card
 from kbitq.hub.remote import HubStorage, download
 from kbitq.hub.repo import Repo, parse_repo
 from kbitq.hub.upload import Pushed, push
 
-__all__ = ["HubStorage", "Pushed", "Repo", "download", "model_card", "parse_repo", "push"]
+__all__ = ["HubStorage", "Pushed", "Repo", "download", "parse_repo", "push"]

@@ -87,6 +87,7 @@ class HubStorage:
         if info.sha is None:
             raise CheckpointError(f"{repo}: the Hub does not say which commit this is")
         self.commit: str = info.sha
+        self.label = f"{repo.id}@{info.sha}"
         self._files: dict[str, tuple[int, str]] = {}
         for file in info.siblings or []:
             if file.rfilename.endswith(IGNORED_SUFFIXES):

@@ -59,6 +59,21 @@ def test_a_checkpoint_is_published(hub: FakeHub, tiny: Path, tmp_path: Path) -> 
     assert (code, out.splitlines()[-1]) == (0, "me/made is as it should be")
 
 
+def test_the_card_before_anything_is_uploaded(hub: FakeHub, tiny: Path, tmp_path: Path) -> None:
+    assert run_on(hub, tmp_path, "quantize", tiny, "--k", 3, "-o", "made", "-q").code == 0
+    given = ["--base-model", "someone/tiny@abc"]
+    code, out, err = run_on(hub, tmp_path, "push", "made", "me/made", *given, "--dry-run")
+    assert (code, err) == (0, "note: nothing was uploaded; README.md of me/made would be this card\n")
+    assert hub.requests == [] and "me/made" not in hub.repos
+    assert run_on(hub, tmp_path, "push", "made", "me/made", *given).code == 0
+    assert hub.repos["me/made"].files["README.md"].decode() == out
+    code, out, err = run_on(hub, tmp_path, "card", "made")
+    assert (code, err) == (0, "")
+    assert out == (tmp_path / "made" / "README.md").read_text()
+    code, out, _ = run_on(hub, tmp_path, "card", "made", "--json", *given)
+    assert "base_model: someone/tiny" in json.loads(out)["card"]
+
+
 def test_quantize_and_publish(hub: FakeHub, tmp_path: Path) -> None:
     code, out, err = run_on(hub, tmp_path, "quantize", "someone/tiny", "--k", 3, "--push", "me/tiny-k3", "--json")
     assert code == 0
@@ -66,6 +81,18 @@ def test_quantize_and_publish(hub: FakeHub, tmp_path: Path) -> None:
     assert err.splitlines()[-1].startswith("note: published at ")
     card = hub.repos["me/tiny-k3"].files["README.md"].decode()
     assert f"kbitq quantize someone/tiny@{commit_of(hub.repos['someone/tiny'].files)} --k 3" in card
+    assert "base_model: someone/tiny\n" in (tmp_path / "tiny-kbitq-k3" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("how", [[], ["--stream"]])
+def test_the_command_in_the_card_fetches_the_same_commit(how: list[str], hub: FakeHub, tmp_path: Path) -> None:
+    assert run_on(hub, tmp_path, "quantize", "someone/tiny", "--k", 3, "-o", "first", "-q", *how).code == 0
+    line = next(
+        x for x in (tmp_path / "first" / "README.md").read_text().splitlines() if x.startswith("kbitq quantize")
+    )
+    assert run_on(hub, tmp_path, *line.split()[1:], "-o", "again", "-q").code == 0
+    for file in (tmp_path / "first").iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_a_damaged_checkpoint_is_not_published(hub: FakeHub, tiny: Path, tmp_path: Path) -> None:

@@ -55,6 +55,23 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+def test_eval_saves_its_result(packed: Path, text: Path, language_model: Path, kbitq: Kbitq) -> None:
+    given = ["--text", text, "--window", 64, "--against", language_model, "--json"]
+    code, out, err = kbitq("eval", packed, *given, "--save")
+    assert code == 0, err
+    found = json.loads(out)
+    assert "in the model card" in err
+    saved = json.loads((packed / "quantization_evaluation.json").read_text())["evaluations"]
+    assert [row["text"]["name"] for row in saved] == ["text.txt"]
+    assert saved[0]["perplexity"] == pytest.approx(found["perplexity"], rel=1e-5)
+    assert saved[0]["against"]["kl_mean"] == pytest.approx(found["divergence"]["mean"], rel=1e-5)
+    assert f"{found['perplexity']:.3f} (source: " in (packed / "README.md").read_text()
+    assert kbitq("verify", packed).code == 0
+    code, _, err = kbitq("eval", language_model, *given, "--save")
+    assert code == 1
+    assert "is not a folder that kbitq quantized" in err
+
+
 def test_eval_of_a_text(packed: Path, text: Path, language_model: Path, kbitq: Kbitq) -> None:
     result = kbitq("eval", packed, "--text", text, "--window", 64, "--against", language_model, "--json")
     assert result.code == 0, result.err

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from helpers.program import PROGRAM, Kbitq, Result, tiny_tensors
 from kbitq import checkpoint
-from kbitq.hub import model_card
+from kbitq.card import Subject, model_card
 from kbitq.text_safety import printable
 
 UP_PROJ = "model.layers.0.mlp.up_proj.weight"
@@ -168,18 +168,17 @@ def test_nor_the_card(made: Path) -> None:
         rows.append({"name": f"layers.{i}.mlp{payload}", "verdict": "quantized", "k": 3, "scale": payload,
                      "codebook": payload, "sqnr_db": 15.0, "reason": payload})  # fmt: skip
     report = {"totals": {"sqnr_db": 15.0, "bits_per_weight": 3.25}, "tensors": rows}
-    command = "kbitq quantize SRC --include '```\n<b>'"
-    card = model_card(report, title="x" + PAYLOADS[-1], repo_id="a/b", base_model=None, base_revision=None,
-                      command=command, versions={"kbitq": "0"})  # fmt: skip
+    report["options"] = {"include": ["```\n<b>"]}
+    card = model_card(Subject(report, "x" + PAYLOADS[-1]), title="x" + PAYLOADS[-1], place="a/b")
     assert unsafe(card) == set()
-    fence = re.search(r"^(`{4,})bash\n(.*)\n\1$", card, re.MULTILINE)
+    fence = re.search(r"^(`{4,})bash\n(.*?)\n\1$", card, re.MULTILINE | re.DOTALL)
     assert fence is not None, card
     outside = card.replace(fence[0], "")
     assert not set("<>") & set(outside)
     assert "javascript:1" in outside
     assert "[z](" not in outside
     assert "# heading" not in outside.splitlines()
-    row = next(line for line in outside.splitlines() if line.startswith("| codebook"))
+    row = next(line for line in outside.splitlines() if line.startswith("| Codebook"))
     assert row.count("|") - row.count("\\|") == 3
 
 

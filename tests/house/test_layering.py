@@ -27,19 +27,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantized": {"codecs", "ops", "format"},
     "functional": {"codecs", "ops", "format"},
     "nn": {"choose", "codecs", "ops", "format", "quantized"},
-    "eval": set(),
+    "card": set(),
+    "eval": {"checkpoint.source"},  # for the name of the file that it writes beside a model
     # The way of a checkpoint, in this order: each room knows only the rooms above it.
     "checkpoint.source": {"format", "ops"},
     "checkpoint.output": {"checkpoint.source", "format"},
     "checkpoint.plan": {"checkpoint.source", "checkpoint.output", "choose", "codecs", "format"},
     "checkpoint.passes": {
-        "checkpoint.source", "checkpoint.output", "checkpoint.plan", "choose", "codecs", "format", "ops", "quantized",
+        "card", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "choose", "codecs", "format", "ops",
+        "quantized",
     },
     "checkpoint.written": {"checkpoint.source", "checkpoint.passes", "codecs", "format", "ops"},
     # The jobs, a file each: they import the rooms, and no room imports them.
     "checkpoint": {
         "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.passes", "checkpoint.written",
-        "choose", "codecs", "format", "ops", "quantized",
+        "card", "choose", "codecs", "format", "ops", "quantized",
     },
     "report": {
         "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.written", "choose", "codecs", "format",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kbitq.checkpoint.output.same_place import is_or_lies_in
 from kbitq.checkpoint.source.open import Checkpoint
-from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, WEIGHTS_SUFFIX, WRITTEN_BY_KBITQ
+from kbitq.checkpoint.source.side_files import CARD_FILE, INDEX_SUFFIX, WEIGHTS_SUFFIX, WRITTEN_BY_KBITQ
 from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage, local_path
 from kbitq.errors import CheckpointError, OutputExistsError
 
@@ -83,7 +83,7 @@ def _check_replaceable(checkpoint: Checkpoint, out: Path, force: bool, *, is_fil
 
 def _foreign_file(checkpoint: Checkpoint, folder: Path) -> str | None:
     """A file in ``folder`` that no output made from this source has, or None."""
-    expected = {*checkpoint.carried, *WRITTEN_BY_KBITQ}
+    expected = {*checkpoint.carried, *WRITTEN_BY_KBITQ, CARD_FILE}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         weights = "/" not in name and name.endswith((WEIGHTS_SUFFIX, INDEX_SUFFIX))

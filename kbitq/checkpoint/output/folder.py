@@ -12,7 +12,8 @@ from kbitq.checkpoint.output.layout import Shard, index_json, index_name
 from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.progress import ProgressMeter
-from kbitq.checkpoint.source.side_files import NOT_SUMMED, SUMS_FILE
+from kbitq.checkpoint.source.side_files import CARD_FILE, NOT_SUMMED, SUMS_FILE
+from kbitq.checkpoint.source.storage import read_all
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.format import CONFIG_KEY
 
@@ -27,11 +28,14 @@ def copy_tensor(
 
 
 _COPY_BYTES = 1 << 20
+_MAX_README_BYTES = 1 << 20
 
 
-def copy_carried(checkpoint: Checkpoint, staging: Staging) -> None:
-    """Copy the files that go with the weights."""
+def copy_carried(checkpoint: Checkpoint, staging: Staging, *, but: str | None = None) -> None:
+    """Copy the files that go with the weights, all ``but`` one."""
     for name in checkpoint.carried:
+        if name == but:
+            continue
         file = checkpoint.storage.open(name)
         try:
             with FileWriter(staging.path(name), file.size) as writer:
@@ -42,6 +46,13 @@ def copy_carried(checkpoint: Checkpoint, staging: Staging) -> None:
                 writer.sync()
         finally:
             file.close()
+
+
+def read_readme(checkpoint: Checkpoint) -> str | None:
+    """The README.md that goes with the weights; None if there is none, or one too long for a page."""
+    if checkpoint.carried_sizes.get(CARD_FILE, _MAX_README_BYTES + 1) > _MAX_README_BYTES:
+        return None
+    return read_all(checkpoint.storage, CARD_FILE, _MAX_README_BYTES).decode("utf-8", "replace")
 
 
 def write_index(shards: Sequence[Shard], stem: str, staging: Staging) -> None:

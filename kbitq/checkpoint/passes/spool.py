@@ -121,7 +121,7 @@ class _SpooledStorage:
     distant = True
 
     def __init__(self, storage: Storage, spool: Spool) -> None:
-        self.where, self.name = storage.where, storage.name
+        self.where, self.name, self.label = storage.where, storage.name, storage.label
         self._storage, self._spool = storage, spool
 
     @property

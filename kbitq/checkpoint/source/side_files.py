@@ -10,9 +10,10 @@ from kbitq.format import CONFIG_FILE
 from kbitq.text_safety import shown
 
 WEIGHTS_SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
-SUMS_FILE, REPORT_FILE = "SHA256SUMS", "quantization_report.json"
-# Not in SHA256SUMS: itself, and what publishing changes, which are the page about a checkpoint and the Hub's own file.
-NOT_SUMMED = frozenset((SUMS_FILE, "README.md", ".gitattributes"))
+SUMS_FILE, REPORT_FILE, RECIPE_FILE = "SHA256SUMS", "quantization_report.json", "quantization_recipe.toml"
+CARD_FILE, EVALUATION_FILE = "README.md", "quantization_evaluation.json"
+# Not in SHA256SUMS: itself, what evaluating and publishing change, and the Hub's own file.
+NOT_SUMMED = frozenset((SUMS_FILE, CARD_FILE, EVALUATION_FILE, ".gitattributes"))
 # Unpickling runs code, and so does anything that may hold a pickle: such files are neither opened nor passed on.
 PICKLE_SUFFIXES = frozenset(
     (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".dill", ".mar", ".nemo")
@@ -21,7 +22,7 @@ PICKLE_SUFFIXES = frozenset(
 OTHER_WEIGHTS_SUFFIXES = frozenset(
     (".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".tflite", ".mlmodel", ".mlpackage", ".pb")
 )
-WRITTEN_BY_KBITQ = frozenset((CONFIG_FILE, SUMS_FILE, REPORT_FILE))
+WRITTEN_BY_KBITQ = frozenset((CONFIG_FILE, SUMS_FILE, REPORT_FILE, RECIPE_FILE, EVALUATION_FILE))
 
 
 @dataclass

@@ -44,6 +44,7 @@ class Storage(Protocol):
 
     where: str  # the checkpoint, as the user named it
     name: str  # its short name, for naming outputs
+    label: str  # what it is called elsewhere too: org/name@commit of the Hub, else the name of the file or folder
     distant: bool  # reading its bytes twice is dear
 
     @property
@@ -117,7 +118,7 @@ class LocalFileStorage:
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         self.name = path.name.removesuffix(".safetensors")
-        self.given, self.path = path, path.resolve()
+        self.given, self.path, self.label = path, path.resolve(), path.name
 
     @property
     def single(self) -> str | None:
@@ -142,7 +143,8 @@ class LocalFolderStorage:
         self.where = str(folder)
         self.root = folder.resolve()
         self._blobs = hub_cache_blobs(self.root)
-        self.name = _hub_repo_name(self._blobs) or self.root.name or "checkpoint"
+        self.label = _hub_label(self.root, self._blobs) or self.root.name or "checkpoint"
+        self.name = self.label.partition("@")[0].rpartition("/")[2] if self.in_hub_cache else self.label
         self._skipped: list[str] = []
 
     @property
@@ -227,8 +229,13 @@ def hub_cache_blobs(folder: Path) -> Path | None:
     return None
 
 
-def _hub_repo_name(blobs: Path | None) -> str | None:
-    return blobs.parent.name.split("--")[-1] if blobs is not None else None
+def _hub_label(folder: Path, blobs: Path | None) -> str | None:
+    """``org/name@commit`` of a folder ``models--org--name/snapshots/commit``; only the name of one deeper inside."""
+    if blobs is None:
+        return None
+    _, *repository = blobs.parent.name.split("--")
+    whole = folder.parent.name == "snapshots" and len(repository) == 2
+    return f"{'/'.join(repository)}@{folder.name}" if whole else blobs.parent.name.split("--")[-1]
 
 
 def open_storage(source: str | os.PathLike[str]) -> Storage:

@@ -1,0 +1,104 @@
+"""The results of evaluations beside a model: ``quantization_evaluation.json``, without time, path or machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kbitq.checkpoint.source.header import parse_json_object
+from kbitq.checkpoint.source.side_files import EVALUATION_FILE
+from kbitq.errors import KbitqError
+
+if TYPE_CHECKING:
+    from kbitq.eval.perplexity import Evaluation
+
+Row = dict[str, Any]
+_DIGITS = 6  # significant ones: more differ between machines
+_READ_BYTES = 1 << 20
+_NUMBERS = ("perplexity", "loss", "windows", "window")
+_COMPARED = ("kl_mean", "kl_median", "kl_p99", "same_top1", "reference_perplexity")
+
+
+def read_evaluations(folder: Path) -> list[Row]:
+    """The results beside a model, in the order in which they were saved; none where there is no such file.
+
+    Raises:
+        KbitqError: the file is not what ``save_evaluation`` writes.
+    """
+    path = folder / EVALUATION_FILE
+    if not path.is_file():
+        return []
+    found = parse_json_object(path.read_bytes(), str(path)).get("evaluations")
+    if not isinstance(found, list) or not all(map(_is_result, found)):
+        raise KbitqError(f"{path} does not hold results of kbitq eval", hint=f"rm {path}, then kbitq eval --save again")
+    return found
+
+
+def save_evaluation(folder: Path, result: Evaluation, text: Path) -> None:
+    """Add a result to those beside a model; an earlier one on the same windows of the same text gives way.
+
+    Args:
+        folder: a folder that kbitq quantized.
+        result: what was measured.
+        text: the file of text or of tokens that it was measured on; its name and SHA-256 are written.
+
+    Raises:
+        KbitqError: the file of results is another's, or it cannot be written.
+    """
+    new = _result(result, text)
+    others = [row for row in read_evaluations(folder) if _subject(row) != _subject(new)]
+    path = folder / EVALUATION_FILE
+    try:
+        path.write_text(json.dumps({"evaluations": [*others, new]}, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise KbitqError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _result(result: Evaluation, text: Path) -> Row:
+    compared, found = {}, result.divergence
+    if found is not None:
+        values = (found.mean, found.median, found.p99, found.same_top1, found.reference_perplexity)
+        compared = {"against": dict(zip(_COMPARED, map(_rounded, values), strict=True))}
+    return {
+        "text": {"name": text.name, "sha256": _digest(text)},
+        "windows": result.windows, "window": result.window,
+        "perplexity": _rounded(result.perplexity), "loss": _rounded(result.loss), **compared,
+    }  # fmt: skip
+
+
+def _subject(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells the results of one evaluation from another's."""
+    return row["text"]["sha256"], row["windows"], row["window"]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _is_result(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("text"), dict):
+        return False
+    text, compared = row["text"], row.get("against", dict.fromkeys(_COMPARED, 0))
+    named = isinstance(text.get("name"), str) and isinstance(text.get("sha256"), str)
+    return (
+        named
+        and all(_is_number(row.get(key)) for key in _NUMBERS)
+        and isinstance(compared, dict)
+        and all(_is_number(compared.get(key)) for key in _COMPARED)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
