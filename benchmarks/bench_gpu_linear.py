@@ -1,6 +1,6 @@
 """The fused linear on this GPU, beside bf16 cuBLAS, int4 of torch, NF4 of bitsandbytes; experts; a Llama-3-8B shape.
 
-    python benchmarks/bench_tiled_linear.py [--quick] [--only linear,experts,model] [--model-batches 1,8,32]
+    python benchmarks/bench_gpu_linear.py [--quick] [--only linear,experts,model] [--model-batches 1,8,32]
 
 Every call is captured once for each of several copies of the weight, together larger than the L2, and the graph is
 replayed, back to back: what is timed is the kernels. Each kbitq weight is checked against the dequantized one before

@@ -1,7 +1,7 @@
 #include "bindings/packed_args.h"
 
+#include "codecs/planes_tiles.h"
 #include "format/block.h"
-#include "format/tile_order.h"
 
 namespace kbitq {
 namespace {

@@ -1,4 +1,4 @@
-// repack and the matmul on tiles: check the arguments, let go of the GIL, call the core.
+// repack and the linear layer on tiles: check the arguments, let go of the GIL, call the core.
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -9,7 +9,7 @@
 #include "bindings/launch.h"
 #include "bindings/packed_args.h"
 #include "bindings/tensor_view.h"
-#include "format/tile_order.h"
+#include "codecs/planes_tiles.h"
 #include "ops/codec/repack.h"
 #include "ops/linear/tiled.h"
 #include "ops/linear/tiled_few_plan.h"
@@ -63,35 +63,36 @@ void linear_tiles(const py::object& x_arg, const py::object& tiles_arg, const py
     if (device == kCpu) throw py::value_error("x: is on the CPU; tiles are for CUDA (planes serve the CPU)");
     if (x.element() == Element::f32) throw py::value_error("x: must be bfloat16 or float16, got float32");
     workspace.is(Element::u8).of_rank(1).on(device);
-    counters.is(Element::i32).shaped({kMatmulCounters}).on(device);
+    counters.is(Element::i32).shaped({kTiledCounters}).on(device);
     out.is(x.element()).of_rank(2).shaped({x.size(0), out.size(1)}).on(device);
     const ExpertArgs experts = experts_of(offsets_arg, device);
     const int64_t rows = out.size(1) * experts.experts, cols = x.size(1);
     const PackedMatrix weight = PackedArgs(rows, cols, device).codebook(codebook, 2).tiles(tiles).matrix();
     check_groups(weight, experts.experts);
-    TileMatmulArgs args{x.data<void>(),
-                        x.dtype(),
-                        x.size(0),
-                        weight,
-                        nullptr,
-                        out.data<void>(),
-                        workspace.data<float>(),
-                        counters.data<uint32_t>(),
-                        nullptr};
+    TiledLinearArgs args{x.data<void>(),
+                         x.dtype(),
+                         x.size(0),
+                         weight,
+                         nullptr,
+                         out.data<void>(),
+                         workspace.data<float>(),
+                         counters.data<uint32_t>(),
+                         nullptr};
     if (bias_arg)
         args.bias = TensorView("bias", *bias_arg).is(x.element()).shaped({out.size(1)}).on(device).data<void>();
     if (staging_arg)
         args.staging = TensorView("staging", *staging_arg).is(Element::u8).of_rank(1).on(device).data<void>();
     if (args.m == 0 || rows == 0) return;
     KBITQ_CUDA_CALL({
-        if (workspace.size(0) < matmul_workspace_bytes(device))
+        if (workspace.size(0) < tiled_workspace_bytes(device))
             throw py::value_error("workspace: too small for this device");
-        if (staging_arg && TensorView("staging", *staging_arg).size(0) < wide_staging_bytes(args.m, rows, cols, device))
+        if (staging_arg &&
+            TensorView("staging", *staging_arg).size(0) < tiled_staging_bytes(args.m, rows, cols, device))
             throw py::value_error("staging: too small for these rows of x");
         py::gil_scoped_release unlocked;
         void* const on = reinterpret_cast<void*>(stream);
-        if (offsets_arg) return grouped_gemm_cuda(args, experts, device, on);
-        matmul_cuda(args, device, on);
+        if (offsets_arg) return tiled_experts_cuda(args, experts, device, on);
+        tiled_linear_cuda(args, device, on);
     });
     (void)stream;
 }
@@ -103,50 +104,50 @@ void decode_tiles(const py::object& tiles_arg, const py::object& codebook_arg, c
     const int device = out.device();
     const PackedArgs in = PackedArgs(out.size(0), out.size(1), device).codebook(codebook, 1).tiles(tiles);
     if (device == kCpu) throw py::value_error("out: is on the CPU; tiles are for CUDA (planes serve the CPU)");
-    const DecodeTilesArgs args{in.matrix(), out.data<void>(), out.dtype()};
+    const TiledDecodeArgs args{in.matrix(), out.data<void>(), out.dtype()};
     py::gil_scoped_release unlocked;
-    KBITQ_CUDA_CALL(decode_tiles_cuda(args, device, reinterpret_cast<void*>(stream)));
+    KBITQ_CUDA_CALL(tiled_decode_cuda(args, device, reinterpret_cast<void*>(stream)));
     (void)args, (void)stream;
 }
 
 int64_t workspace_bytes(int device) {
     (void)device;
-    KBITQ_CUDA_CALL(return matmul_workspace_bytes(device));
+    KBITQ_CUDA_CALL(return tiled_workspace_bytes(device));
 }
 
 int64_t staging_bytes(int64_t m, int64_t rows, int64_t cols, int device) {
     (void)m, (void)rows, (void)cols, (void)device;
-    KBITQ_CUDA_CALL(return wide_staging_bytes(m, rows, cols, device));
+    KBITQ_CUDA_CALL(return tiled_staging_bytes(m, rows, cols, device));
 }
 
 int64_t rows_taken(int device) {
 #if defined(KBITQ_HAS_CUDA)
-    return matmul_rows(device);
+    return tiled_linear_rows(device);
 #else
     (void)device;
     return 0;
 #endif
 }
 
-// For the tests: what plan_gemv makes of a matrix on a card that need not be here.
-py::dict gemv_plan(int k, int m, int tiles, int groups, int chunks, int multiprocessors, int shared_bytes,
-                   const std::vector<int>& clusters, bool small_table) {
-    using namespace matmul;
+// For the tests: how plan_few cuts a matrix on a card that need not be here.
+py::dict few_plan(int k, int m, int tiles, int groups, int chunks, int multiprocessors, int shared_bytes,
+                  const std::vector<int>& clusters, bool small_table) {
+    using namespace tiled;
     using namespace pybind11::literals;
-    GemvCard card;
+    FewCard card;
     card.multiprocessors = multiprocessors;
     card.shared_bytes = shared_bytes;
-    for (size_t i = 0; i < clusters.size() && i < kGemvMaxSplitShift; ++i) card.clusters[i + 1] = clusters[i];
+    for (size_t i = 0; i < clusters.size() && i < kFewMaxSplitShift; ++i) card.clusters[i + 1] = clusters[i];
     py::dict result;
     with_bits(k, [&](auto bits) {
         if constexpr (bits > kTileMaxBits) {
             throw py::value_error("k: tiles have 2 to 5 bits, got " + std::to_string(k));
         } else {
-            with_gemv_rows(m, [&](auto mp) {
-                const GemvSizes sizes = small_table && bits == 5 ? kGemvSizes < bits, mp,
-                                bits == 5 ? 16 : 32 >            : kGemvSizes<bits, mp>;
-                const GemvPlan plan = plan_gemv(sizes, {tiles, groups, chunks, m}, card);
-                result = py::dict("warps"_a = plan.warps, "lanes"_a = plan.lanes(), "splits"_a = plan.splits(),
+            with_few_rows(m, [&](auto mp) {
+                const FewSizes sizes =
+                    small_table ? kFewSizes<PlanesFewSmaller<bits, mp>, mp> : kFewSizes<PlanesFew<bits, mp>, mp>;
+                const FewPlan plan = plan_few(sizes, {tiles, groups, chunks, m}, card);
+                result = py::dict("warps"_a = plan.warps, "teams"_a = plan.teams(), "splits"_a = plan.splits(),
                                   "parts"_a = plan.parts, "passes"_a = plan.passes, "batch"_a = plan.batch,
                                   "total_tiles"_a = plan.total_tiles, "cluster"_a = plan.cluster,
                                   "bytes"_a = plan.bytes(sizes));
@@ -162,20 +163,21 @@ void bind_tiles(py::module_& m) {
     using py::arg;
     m.attr("tile_rows") = kTileRows;
     m.attr("tile_max_bits") = kTileMaxBits;
-    m.attr("matmul_counters") = kMatmulCounters;
+    m.attr("tiled_counters") = kTiledCounters;
     m.def("tile_shape", &tile_shape, arg("rows"), arg("cols"), arg("k"),
           "Shape of the int32 tiles of a [rows, cols] matrix.");
-    m.def("matmul_workspace_bytes", &workspace_bytes, arg("device"),
+    m.def("tiled_workspace_bytes", &workspace_bytes, arg("device"),
           "Bytes of workspace that linear_tiles needs on a device.");
-    m.def("matmul_staging_bytes", &staging_bytes, arg("m"), arg("rows"), arg("cols"), arg("device"),
+    m.def("tiled_staging_bytes", &staging_bytes, arg("m"), arg("rows"), arg("cols"), arg("device"),
           "Bytes of staging that linear_tiles wants for m rows of x; 0 for none.");
-    m.def("matmul_rows", &rows_taken, arg("device"),
+    m.def("tiled_linear_rows", &rows_taken, arg("device"),
           "Rows of x up to which linear_tiles takes a product on this CUDA device with this build; 0: none.");
-    m.attr("gemv_rows") = kGemvMaxBatch;
-    m.def("gemv_plan", &gemv_plan, arg("k"), arg("m"), arg("tiles"), arg("groups"), arg("chunks"),
-          arg("multiprocessors"), arg("shared_bytes"), arg("clusters"), arg("small_table") = false,
-          "How the kernel for few rows of x cuts a matrix (csrc/ops/tiled_few_plan.h); warps is 0 if nothing fits.");
-    m.attr("matmul_workspace_sums") = kWorkspaceSums;
+    m.attr("few_rows") = kFewRows;
+    m.def("few_plan", &few_plan, arg("k"), arg("m"), arg("tiles"), arg("groups"), arg("chunks"), arg("multiprocessors"),
+          arg("shared_bytes"), arg("clusters"), arg("small_table") = false,
+          "How the kernel for few rows of x cuts a matrix (csrc/ops/linear/tiled_few_plan.h); warps is 0 if nothing "
+          "fits.");
+    m.attr("tiled_workspace_sums") = kWorkspaceSums;
     m.def("repack", &repack, arg("packed"), arg("absmax"), arg("tiles"), arg("cols"), arg("inverse"),
           arg("threads") = 1, arg("stream") = 0, "Fill tiles from packed and absmax, or (inverse) these from tiles.");
     m.def("linear_tiles", &linear_tiles, arg("x"), arg("tiles"), arg("codebook"), arg("bias").none(true), arg("out"),

@@ -1,23 +1,18 @@
-// One wrapper per PTX instruction of the matmul kernels: mma, cp.async, byte permute, loads at a fixed shared address.
+// One wrapper per PTX instruction of the tiled kernels: mma, cp.async, byte permute, loads at a fixed shared address.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "cuda/element.cuh"
+#include "cuda/ptx.cuh"
 
-#include <cstdint>
+namespace kbitq::tiled {
 
-namespace kbitq::matmul {
-
-// Two neighbours along k as one register of an mma operand, and the m16n8k16 instruction, by activation type.
+// Products by activation type: of the two elements of a register, and the m16n8k16 instruction, for which a register
+// holds two neighbours along k.
 template <typename T>
 struct Pair;
 
 template <>
 struct Pair<__nv_bfloat16> {
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-        return *reinterpret_cast<const uint32_t*>(&v);
-    }
     static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
         uint32_t d;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;"
@@ -25,8 +20,6 @@ struct Pair<__nv_bfloat16> {
             : "r"(a), "r"(b), "r"(0x80008000u));  // + -0: a product's sign is kept
         return d;
     }
-    static __device__ __forceinline__ __nv_bfloat16 from_float(float v) { return __float2bfloat16_rn(v); }
-    static __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
     // d = a b + c with a 16x16 (rows), b 16x8, d and c 16x8 in float32.
     static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t* a, const uint32_t* b,
                                                const float (&c)[4]) {
@@ -40,17 +33,11 @@ struct Pair<__nv_bfloat16> {
 
 template <>
 struct Pair<__half> {
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        const __half2 v = __floats2half2_rn(low, high);
-        return *reinterpret_cast<const uint32_t*>(&v);
-    }
     static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
         uint32_t d;
         asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
         return d;
     }
-    static __device__ __forceinline__ __half from_float(float v) { return __float2half_rn(v); }
-    static __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
     static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t* a, const uint32_t* b,
                                                const float (&c)[4]) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -71,10 +58,6 @@ __device__ __forceinline__ uint32_t high_twice(uint32_t v) {
     uint32_t d;
     asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(d) : "r"(v));
     return d;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
@@ -141,17 +124,10 @@ __device__ __forceinline__ uint32_t select_or(uint32_t a, uint32_t mask, uint32_
     return d;
 }
 
-// Loads at `address` + a constant, which the instruction adds for nothing. Not volatile, no memory clobber: for tables
-// that stay as they are once the barrier before their first use is past; the address must come from data read after it.
-template <int Base>
-__device__ __forceinline__ uint32_t load_shared_32(uint32_t address) {
-    uint32_t v;
-    asm("ld.shared.b32 %0, [%1+%2];" : "=r"(v) : "r"(address), "n"(Base));
-    return v;
-}
-template <int Base>
+// As load_shared (ptx.cuh), 8 bytes.
+template <uint32_t offset>
 __device__ __forceinline__ void load_shared_64(uint32_t address, uint32_t& low, uint32_t& high) {
-    asm("ld.shared.v2.b32 {%0,%1}, [%2+%3];" : "=r"(low), "=r"(high) : "r"(address), "n"(Base));
+    asm("ld.shared.v2.b32 {%0,%1}, [%2+%3];" : "=r"(low), "=r"(high) : "r"(address), "n"(offset));
 }
 // Loads of what cp.async has brought, free to be ordered among each other. The address must come from fresh() after the
 // wait: then they are not ahead of it.
@@ -174,4 +150,4 @@ __device__ __forceinline__ void store_shared_128(uint32_t address, uint4 v) {
                  : "memory");
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

@@ -61,16 +61,18 @@ __device__ __forceinline__ void add_two_bits(uint32_t& sum, float value, float l
 __device__ __forceinline__ void keep(float& v) { asm volatile("" : "+f"(v)); }
 
 // A table in shared memory by its 32-bit address, to which an index can be joined by a single logic instruction.
-// (Through a pointer, the compiler adds the base of the table to every index.) `address` must come from something read
-// after the barrier that follows the filling of the table.
+// (Through a pointer, the compiler adds the base of the table to every index.)
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// The word at address + offset; the instruction adds them at no cost. The asm is not volatile and clobbers no memory:
+// it is for tables that do not change once the barrier after their filling is past, and `address` must come from
+// something read after that barrier.
 template <uint32_t offset>
 __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
     uint32_t r;
-    asm("ld.shared.u32 %0, [%1+%2];" : "=r"(r) : "r"(address), "n"(offset));
+    asm("ld.shared.b32 %0, [%1+%2];" : "=r"(r) : "r"(address), "n"(offset));
     return r;
 }
 

@@ -10,7 +10,7 @@
 #define KBITQ_WGMMA 0
 #endif
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
 // The registers of an operand in and around the instruction are written before this, and not after it until a wait.
 __device__ __forceinline__ void wgmma_fence() {
@@ -156,4 +156,4 @@ KBITQ_WGMMA_SHAPE(256, KBITQ_R128, "{%128, %129, %130, %131}, %132", KBITQ_D32(0
 #undef KBITQ_D2
 #undef KBITQ_D1
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

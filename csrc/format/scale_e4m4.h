@@ -39,11 +39,22 @@ KBITQ_HD float bits_float(uint32_t b) {
 #endif
 }
 
+// 2^x for -126 <= x <= 127.
+KBITQ_HD float exp2_int(int x) { return bits_float(static_cast<uint32_t>(127 + x) << 23); }
+
+// The value of a scale byte that lies at the place of a float's exponent and mantissa. Its subnormals are the float's,
+// so there is no branch; exact. For GPUs: most CPUs take a hundred cycles for a subnormal.
+KBITQ_HD float scale_of_placed(uint32_t placed) { return bits_float(placed) * exp2_int(127 - kScaleBias); }
+
 // The value of a scale byte; exact.
 KBITQ_HD float decode_e4m4(uint32_t byte) {
-    const uint32_t shifted = byte << (23 - kScaleMantissaBits);
+    const uint32_t placed = byte << (23 - kScaleMantissaBits);
+#if defined(__CUDA_ARCH__)
+    return scale_of_placed(placed);
+#else
     if (byte < 16) return static_cast<float>(byte) * 0x1p-14f;
-    return bits_float(shifted + (static_cast<uint32_t>(127 - kScaleBias) << 23));
+    return bits_float(placed + (static_cast<uint32_t>(127 - kScaleBias) << 23));
+#endif
 }
 
 // The byte nearest to v >= 0, a tie to the even byte, saturating at 0xFF.
@@ -72,9 +83,6 @@ KBITQ_HD int tensor_exponent(float amax) {
     const int x = m <= 31.0f / 32.0f ? e - 5 : e - 4;
     return x < -100 ? -100 : x;
 }
-
-// 2^x for -126 <= x <= 127.
-KBITQ_HD float exp2_int(int x) { return bits_float(static_cast<uint32_t>(127 + x) << 23); }
 
 // The largest byte whose 2^x * decode(byte), rounded to the source dtype, is finite.
 KBITQ_HD uint32_t top_byte(int x, DType dtype) {

@@ -6,7 +6,6 @@ of W's rows dequantized into a bounded buffer and multiplied by the library (man
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from kbitq import format as fmt
 from kbitq._core import core
-from kbitq.ops import codec, tiled_linear
+from kbitq.ops import codec, panels, tiled_linear
 
 FUSED_ROWS, FUSED_ROWS_FLOAT = 16, 64
 """Rows of x up to which the CPU's fused kernel is used: where bfloat16 products are fast, and elsewhere."""
@@ -57,19 +56,6 @@ def autocast(x: Tensor) -> Tensor:
 # --- panels ----------------------------------------------------------------------------------------
 
 
-def _panels(codebook: Tensor, rows: int, limit: int) -> Iterator[tuple[int, int, Tensor]]:
-    """``(begin, end, codebook [2^K])``: runs of at most ``limit`` rows that share a codebook."""
-    groups = codebook if codebook.dim() == 2 else codebook[None]
-    size = rows // groups.shape[0]
-    for group, levels in enumerate(groups):
-        for begin in range(group * size, (group + 1) * size, limit):
-            yield begin, min(begin + limit, (group + 1) * size), levels
-
-
-def _panel_rows(cols: int, dtype: torch.dtype, budget: int) -> int:
-    return max(budget // (max(cols, 1) * dtype.itemsize), 1)
-
-
 @cache
 def _panel_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
     """The dtype to multiply in: x's own where the device multiplies it fast with float32 sums, else float32."""
@@ -85,43 +71,22 @@ def fused_rows(dtype: torch.dtype) -> int:
     return FUSED_ROWS if _panel_dtype(dtype, "cpu") == torch.bfloat16 else FUSED_ROWS_FLOAT
 
 
+def _weight(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> panels.Weight:
+    def decode(begin: int, end: int, levels: Tensor, out: Tensor) -> None:
+        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, out)
+
+    return panels.Weight(packed.shape[0], cols, codebook, decode)
+
+
+def _panel_bytes(device: torch.device) -> int:
+    return _CUDA_PANEL_BYTES if device.type == "cuda" else _CPU_PANEL_BYTES
+
+
 def _linear_by_panels(
-    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor, budget: int
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    """``out [M, rows]`` from ``x [M, cols]``."""
-    (rows, _), cols = packed.shape, x.shape[1]
-    if bias is not None and tuple(bias.shape) != (rows,):
-        raise ValueError(f"bias: has shape {list(bias.shape)}, needs [{rows}]")
-    dtype = _panel_dtype(x.dtype, x.device.type)
-    left = x.to(dtype)
-    limit = min(_panel_rows(cols, dtype, budget), rows)
-    panel = torch.empty((limit, cols), dtype=dtype, device=x.device)
-    for begin, end, levels in _panels(codebook, rows, limit):
-        right = panel[: end - begin]
-        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, right)
-        columns = out[:, begin:end]
-        product = columns if dtype == out.dtype else None  # written in place where no cast is needed
-        if bias is None:
-            product = torch.mm(left, right.t(), out=product)
-        else:
-            product = torch.addmm(bias[begin:end].to(dtype), left, right.t(), out=product)
-        if dtype != out.dtype:
-            columns.copy_(product)
-
-
-def _grad_by_panels(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, budget: int) -> None:
-    """``out [M, cols]`` = grad [M, rows] W, panel by panel into a float32 sum."""
-    (rows, _), cols = packed.shape, out.shape[1]
-    dtype = _panel_dtype(grad.dtype, grad.device.type)
-    left = grad.to(dtype)
-    limit = min(_panel_rows(cols, dtype, budget), rows)
-    panel = torch.empty((limit, cols), dtype=dtype, device=grad.device)
-    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    for begin, end, levels in _panels(codebook, rows, limit):
-        right = panel[: end - begin]
-        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, right)
-        total += torch.mm(left[:, begin:end], right)
-    out.copy_(total)
+    weight, dtype = _weight(packed, absmax, codebook, x.shape[1]), _panel_dtype(x.dtype, x.device.type)
+    panels.multiply(x, weight, bias, out, dtype, _panel_bytes(x.device))
 
 
 # --- kernels ---------------------------------------------------------------------------------------
@@ -161,7 +126,7 @@ def _linear_cpu(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bia
         core.linear(flat, packed, absmax, books, bias, out, torch.get_num_threads())
     else:
         _check(flat, packed, absmax, codebook, cols)
-        _linear_by_panels(flat, packed, absmax, codebook, bias, out, _CPU_PANEL_BYTES)
+        _linear_by_panels(flat, packed, absmax, codebook, bias, out)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], rows)
 
 
@@ -175,7 +140,7 @@ def _linear_cuda(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bi
     if tiles is not None:
         tiled_linear.multiply_into(flat.contiguous(), tiles.data, tiles.codebook, bias, out)
     else:
-        _linear_by_panels(flat, packed, absmax, codebook, bias, out, _CUDA_PANEL_BYTES)
+        _linear_by_panels(flat, packed, absmax, codebook, bias, out)
     return out.view(*x.shape[:-1], rows)
 
 
@@ -197,8 +162,8 @@ def _linear_grad(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor,
     flat = grad.reshape(-1, grad.shape[-1])
     _check(flat, packed, absmax, codebook, cols)
     out = grad.new_empty((flat.shape[0], cols))
-    budget = _CUDA_PANEL_BYTES if grad.is_cuda else _CPU_PANEL_BYTES
-    _grad_by_panels(flat, packed, absmax, codebook, out, budget)
+    dtype = _panel_dtype(grad.dtype, grad.device.type)
+    panels.multiply_transposed(flat, _weight(packed, absmax, codebook, cols), out, dtype, _panel_bytes(grad.device))
     return out.view(*grad.shape[:-1], cols)
 
 

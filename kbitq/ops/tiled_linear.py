@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from kbitq import format as fmt
 from kbitq._core import core
-from kbitq.ops import codec
+from kbitq.ops import codec, panels
 
 FUSED_ROWS, FUSED_ROWS_WIDE, FUSED_ROWS_WIDE_SMALL = 128, 1024, 256
 """Rows of x up to which the fused kernels beat decoding and the library's matmul: without the kernel for wide x, which
@@ -133,12 +133,12 @@ codec.register("untile(Tensor tiles, SymInt rows, SymInt cols) -> (Tensor, Tenso
 
 @cache
 def _rows_taken(device: int) -> int:
-    return core.matmul_rows(device)
+    return core.tiled_linear_rows(device)
 
 
 def takes_groups(device: int) -> bool:
     """Whether :func:`grouped_linear` runs on a GPU: one with 227 KB of shared memory a block (Hopper, B200)."""
-    return _rows_taken(device) > core.gemv_rows
+    return _rows_taken(device) > core.few_rows
 
 
 def can_tile(packed: Tensor, codebook: Tensor) -> bool:
@@ -210,28 +210,17 @@ def _workspace(device: torch.device, capturing: bool | None = None) -> tuple[Ten
 
 
 def _new_workspace(device: torch.device) -> tuple[Tensor, Tensor]:
-    sums = torch.empty(core.matmul_workspace_bytes(device.index), dtype=torch.uint8, device=device)
-    return sums, torch.zeros(core.matmul_counters, dtype=torch.int32, device=device)
+    sums = torch.empty(core.tiled_workspace_bytes(device.index), dtype=torch.uint8, device=device)
+    return sums, torch.zeros(core.tiled_counters, dtype=torch.int32, device=device)
 
 
 def _by_panels(x: Tensor, tiles: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Decode as many row tiles as the buffer holds, multiply, go on."""
-    rows, cols = out.shape[1], x.shape[1]
-    group = rows // codebook.shape[0]
-    limit = max(_PANEL_BYTES // (cols * x.itemsize) // core.tile_rows, 1) * core.tile_rows
-    panel = x.new_empty((min(limit, group), cols))
-    for g, levels in enumerate(codebook):
-        for begin in range(g * group, (g + 1) * group, limit):
-            end = min(begin + limit, (g + 1) * group)
-            weights = panel[: end - begin]
-            core.decode_tiles(
-                tiles[begin // core.tile_rows : -(-end // core.tile_rows)], levels, weights, codec.stream_of(x)
-            )
-            columns = out[:, begin:end]
-            if bias is None:
-                torch.mm(x, weights.t(), out=columns)
-            else:
-                torch.addmm(bias[begin:end], x, weights.t(), out=columns)
+    def decode(begin: int, end: int, levels: Tensor, weights: Tensor) -> None:
+        records = tiles[begin // core.tile_rows : -(-end // core.tile_rows)]
+        core.decode_tiles(records, levels, weights, codec.stream_of(x))
+
+    weight = panels.Weight(out.shape[1], x.shape[1], codebook, decode, core.tile_rows)
+    panels.multiply(x, weight, bias, out, x.dtype, _PANEL_BYTES)
 
 
 def _check_product(x: Tensor, tiles: Tensor, rows: int) -> None:
@@ -263,12 +252,12 @@ codec.register(
 
 @cache
 def _staging_bytes(m: int, rows: int, cols: int, device: int) -> int:
-    return core.matmul_staging_bytes(m, rows, cols, device)
+    return core.tiled_staging_bytes(m, rows, cols, device)
 
 
 @cache
 def _has_wide(device: int) -> bool:
-    return core.matmul_staging_bytes(FUSED_ROWS_WIDE, core.tile_rows, fmt.BLOCK, device) > 0
+    return core.tiled_staging_bytes(FUSED_ROWS_WIDE, core.tile_rows, fmt.BLOCK, device) > 0
 
 
 def fused_rows(device: int, rows: int, cols: int) -> int:

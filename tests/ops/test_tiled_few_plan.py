@@ -22,14 +22,14 @@ KS = (2, 3, 4, 5)
 
 def plan_of(card: str, k: int, m: int, tiles: int, groups: int, chunks: int) -> dict[str, int]:
     """As the launcher: where the table of K = 5 does not fit, with the smaller one."""
-    plan = core.gemv_plan(k, m, tiles, groups, chunks, *CARDS[card])
-    return plan if plan["warps"] else core.gemv_plan(k, m, tiles, groups, chunks, *CARDS[card], small_table=True)
+    plan = core.few_plan(k, m, tiles, groups, chunks, *CARDS[card])
+    return plan if plan["warps"] else core.few_plan(k, m, tiles, groups, chunks, *CARDS[card], small_table=True)
 
 
 @given(
     card=st.sampled_from(sorted(CARDS)),
     k=st.sampled_from(KS),
-    m=st.integers(1, core.gemv_rows),
+    m=st.integers(1, core.few_rows),
     tiles=st.one_of(st.integers(1, 300), st.integers(1, 20000)),
     groups=st.sampled_from((1, 2, 3, 6, 200)),
     chunks=st.integers(1, 300),
@@ -37,16 +37,16 @@ def plan_of(card: str, k: int, m: int, tiles: int, groups: int, chunks: int) -> 
 def test_every_cut_covers_the_matrix_and_fits(card, k, m, tiles, groups, chunks):
     plan = plan_of(card, k, m, tiles, groups, chunks)
     multiprocessors, shared, clusters = CARDS[card]
-    warps, lanes, splits, parts = plan["warps"], plan["lanes"], plan["splits"], plan["parts"]
+    warps, teams, splits, parts = plan["warps"], plan["teams"], plan["splits"], plan["parts"]
     assert 4 <= warps <= 16
-    assert warps % lanes == 0
+    assert warps % teams == 0
     assert plan["bytes"] <= shared
     assert 1 <= parts <= tiles
     most = math.ceil(tiles / parts)  # row tiles of a part
-    side_by_side = warps // lanes * splits
+    side_by_side = warps // teams * splits
     assert (plan["passes"] - 1) * side_by_side < chunks <= plan["passes"] * side_by_side
-    assert plan["batch"] >= lanes
-    assert plan["batch"] % lanes == 0
+    assert plan["batch"] >= teams
+    assert plan["batch"] % teams == 0
     if plan["total_tiles"]:
         assert plan["total_tiles"] >= most
     else:  # sums go to y as they come
@@ -57,8 +57,8 @@ def test_every_cut_covers_the_matrix_and_fits(card, k, m, tiles, groups, chunks)
         assert clusters
     elif splits > 1:  # through the workspace
         assert not clusters
-        assert tiles * groups * core.tile_rows * m * splits <= multiprocessors * core.matmul_workspace_sums
-        assert parts * groups <= core.matmul_counters
+        assert tiles * groups * core.tile_rows * m * splits <= multiprocessors * core.tiled_workspace_sums
+        assert parts * groups <= core.tiled_counters
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
@@ -67,10 +67,10 @@ def test_the_whole_card_works(m):
     for rows, cols in ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192)):
         plan = plan_of("H200", 3, m, rows // 16, 1, cols // 256)
         tiles = math.ceil(rows // 16 / plan["parts"])
-        busiest = plan["passes"] * math.ceil(tiles / plan["lanes"]) * plan["warps"]
+        busiest = plan["passes"] * math.ceil(tiles / plan["teams"]) * plan["warps"]
         assert busiest <= 1.25 * rows / 16 * cols / 256 / 132
 
 
 def test_what_does_not_fit_is_said():
     """K = 5 with the larger table on a card with 99 KB."""
-    assert core.gemv_plan(5, 1, 64, 1, 16, *CARDS["RTX 4090"])["warps"] == 0
+    assert core.few_plan(5, 1, 64, 1, 16, *CARDS["RTX 4090"])["warps"] == 0

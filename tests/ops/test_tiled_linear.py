@@ -125,7 +125,7 @@ def test_tile_arguments_are_named():
     "taken, wide, rows, groups",
     [
         (0, False, 0, False),
-        (core.gemv_rows, False, core.gemv_rows, False),
+        (core.few_rows, False, core.few_rows, False),
         (1 << 62, False, 128, True),
         (1 << 62, True, 1024, True),
     ],

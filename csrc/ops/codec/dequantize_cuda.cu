@@ -2,11 +2,10 @@
 // neighbours of a block and writes them at once, a warp 256 of a row.
 //
 //     lane      0        1         2         3     | 4 ..        four lanes a block, eight blocks a step
-//     elements  0..7     8..15     16..23    24..31              each reads the block's K words (one transaction for
-//     four)
+//     elements  0..7     8..15     16..23    24..31              each reads the block's words, all in one transaction
 //
-// A lane takes its byte of each plane, turns them into eight indices in one or two registers (cuda/planes.cuh), and
-// looks the levels up: up to 32 of them live one in each lane and a shuffle fetches them, more lie in shared memory.
+// The codec (codecs/planes.cuh) makes eight indices of the words, in one or two registers. Up to 32 levels live one in
+// each lane, where a shuffle fetches them; more lie in shared memory.
 #include <cuda_pipeline_primitives.h>
 
 #include "codecs/planes.cuh"
@@ -24,25 +23,25 @@ constexpr int kStepsAhead = 4;   // steps of a warp, whose loads are issued toge
 constexpr int kWarpBlocks = kStripBlocks * kStepsAhead;
 static_assert(kWarpBlocks == 32, "each lane loads the scale of one block");
 
-// The levels as lookup(index) sees them. Bits of the index from K up are ignored where a shuffle looks up, as the
-// levels repeat over the lanes; every lane of the warp must take part.
-template <int K>
+// The levels as lookup(index) sees them. Bits above those of the index are ignored: where a shuffle looks up, because
+// the levels repeat over the lanes. Every lane of the warp must take part.
+template <int Bits>
 class LevelTable {
   public:
-    static constexpr bool kInLanes = K <= 5;
+    static constexpr bool kInLanes = Bits <= 5;
 
     __device__ __forceinline__ LevelTable(const float* codebook, float* shared) : shared_(shared) {
         if constexpr (kInLanes) {
-            mine_ = codebook[threadIdx.x & ((1 << K) - 1)];
+            mine_ = codebook[threadIdx.x & ((1 << Bits) - 1)];
         } else {
-            for (int i = threadIdx.x; i < (1 << K); i += kThreads) shared[i] = codebook[i];
+            for (int i = threadIdx.x; i < (1 << Bits); i += kThreads) shared[i] = codebook[i];
             __syncthreads();
         }
     }
 
     __device__ __forceinline__ float lookup(uint32_t index) const {
         if constexpr (kInLanes) return __shfl_sync(~0u, mine_, index);
-        return shared_[index & ((1 << K) - 1)];
+        return shared_[index & ((1 << Bits) - 1)];
     }
 
   private:
@@ -50,7 +49,7 @@ class LevelTable {
     float mine_ = 0.0f;
 };
 
-// The K words of a block, from shared memory if they lie aligned to their number.
+// The words of a block, from shared memory, where they lie aligned to their number.
 template <int K>
 __device__ __forceinline__ void read_words(uint32_t (&w)[K], const uint32_t* p) {
     if constexpr (K % 4 == 0) {
@@ -71,13 +70,6 @@ __device__ __forceinline__ void read_words(uint32_t (&w)[K], const uint32_t* p) 
     }
 }
 
-// The scale of a block, E4M4 or float32.
-template <bool kFloatScale>
-__device__ __forceinline__ float load_scale(const PackedMatrix& packed, int64_t block) {
-    if constexpr (kFloatScale) return packed.float_scales[block];
-    return decode_scale(packed.scales[block]);
-}
-
 // Elements first .. first + 7 of a block as far as its row has them; `aligned`: eight may be stored at once.
 template <typename T>
 __device__ __forceinline__ void store_in_row(const DequantizeArgs& a, int64_t block, int first, bool aligned,
@@ -85,19 +77,14 @@ __device__ __forceinline__ void store_in_row(const DequantizeArgs& a, int64_t bl
     const int64_t nblk = blocks_per_row(a.packed.cols), row = block_row(block, nblk);
     const int64_t column = (block - row * nblk) * kBlock + first;
     T* p = static_cast<T*>(a.out) + row * a.packed.cols + column;
-    const int64_t left = a.packed.cols - column;
-    if (aligned && left >= 8) return store_eight(p, v);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        if (i < left) store_element(p + i, v[i]);
-    }
+    store_eight_in_row(p, v, a.packed.cols - column, aligned);
 }
 
 // Eight values of a block from its words.
-template <int K>
-__device__ __forceinline__ void decode_eight(float (&v)[8], const uint32_t (&w)[K], const LevelTable<K>& levels,
-                                             float scale) {
-    const EightIndices<K> index = indices_of_planes<K>(w, byte_of_two(threadIdx.x & 3));
+template <class Codec>
+__device__ __forceinline__ void decode_eight(float (&v)[8], const uint32_t (&w)[Codec::kWords],
+                                             const LevelTable<Codec::kIndexBits>& levels, float scale) {
+    const typename Codec::Indices index = Codec::indices(w, threadIdx.x & 3);
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = levels.lookup(index.at(i)) * scale;
 }
@@ -105,9 +92,10 @@ __device__ __forceinline__ void decode_eight(float (&v)[8], const uint32_t (&w)[
 // A warp's blocks, `start` being its first, where all of them exist and follow each other in `out` without a gap,
 // 16-byte aligned like packed. The words come through shared memory, so that each sector is asked for once and few
 // registers wait.
-template <int K, typename T, bool kFloatScale>
-__device__ __forceinline__ void decode_gapless(const DequantizeArgs& a, const LevelTable<K>& levels, uint4* staged,
-                                               int64_t start) {
+template <class Codec, typename T, bool kFloatScale>
+__device__ __forceinline__ void decode_gapless(const DequantizeArgs& a, const LevelTable<Codec::kIndexBits>& levels,
+                                               uint4* staged, int64_t start) {
+    constexpr int K = Codec::kWords;
     const int lane = threadIdx.x & 31;
     const auto* source = reinterpret_cast<const uint4*>(a.packed.words + start * K);
 #pragma unroll
@@ -124,39 +112,40 @@ __device__ __forceinline__ void decode_gapless(const DequantizeArgs& a, const Le
         uint32_t w[K];
         float v[8];
         read_words<K>(w, reinterpret_cast<const uint32_t*>(staged) + block * K);
-        decode_eight<K>(v, w, levels, __shfl_sync(~0u, scales, block));
+        decode_eight<Codec>(v, w, levels, __shfl_sync(~0u, scales, block));
         store_eight(static_cast<T*>(a.out) + (start + block) * kBlock + (lane & 3) * 8, v);
     }
 }
 
 // A warp's blocks, each found by its row. All lanes take part in every shuffle.
-template <int K, typename T, bool kFloatScale>
-__device__ __forceinline__ void decode_by_row(const DequantizeArgs& a, const LevelTable<K>& levels, int64_t start,
-                                              int64_t blocks, bool aligned) {
+template <class Codec, typename T, bool kFloatScale>
+__device__ __forceinline__ void decode_by_row(const DequantizeArgs& a, const LevelTable<Codec::kIndexBits>& levels,
+                                              int64_t start, int64_t blocks, bool aligned) {
+    constexpr int K = Codec::kWords;
     for (int u = 0; u < kStepsAhead; ++u) {
         const int64_t block = start + u * kStripBlocks + (threadIdx.x & 31) / 4, there = min(block, blocks - 1);
         uint32_t w[K];
         float v[8];
 #pragma unroll
         for (int j = 0; j < K; ++j) w[j] = a.packed.words[there * K + j];
-        decode_eight<K>(v, w, levels, load_scale<kFloatScale>(a.packed, there));
+        decode_eight<Codec>(v, w, levels, load_scale<kFloatScale>(a.packed, there));
         if (block < blocks) store_in_row<T>(a, block, (threadIdx.x & 3) * 8, aligned, v);
     }
 }
 
 // The first `gapless` blocks allow decode_gapless.
-template <int K, DType D, bool kFloatScale>
+template <class Codec, typename T, bool kFloatScale>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const DequantizeArgs a, int64_t blocks, int64_t gapless, bool aligned) {
-    using T = typename ElementOf<D>::type;
-    __shared__ float shared_levels[LevelTable<K>::kInLanes ? 1 : 1 << K];
-    __shared__ uint4 staged[kWarps][kWarpBlocks * K / 4];
-    const LevelTable<K> levels(a.packed.codebook, shared_levels);
+    using Levels = LevelTable<Codec::kIndexBits>;
+    __shared__ float shared_levels[Levels::kInLanes ? 1 : 1 << Codec::kIndexBits];
+    __shared__ uint4 staged[kWarps][kWarpBlocks * Codec::kWords / 4];
+    const Levels levels(a.packed.codebook, shared_levels);
     const int64_t cta = int64_t{blockIdx.x} * kWarps * kWarpBlocks, start = cta + threadIdx.x / 32 * kWarpBlocks;
     if (cta + kWarps * kWarpBlocks <= gapless) {
-        decode_gapless<K, T, kFloatScale>(a, levels, staged[threadIdx.x / 32], start);
+        decode_gapless<Codec, T, kFloatScale>(a, levels, staged[threadIdx.x / 32], start);
     } else {
-        decode_by_row<K, T, kFloatScale>(a, levels, start, blocks, aligned);
+        decode_by_row<Codec, T, kFloatScale>(a, levels, start, blocks, aligned);
     }
 }
 
@@ -175,9 +164,10 @@ void dequantize_cuda(const DequantizeArgs& a, int device, void* stream) {
     const auto grid = static_cast<unsigned>(divide_up(blocks, kWarps * kWarpBlocks));
     const auto on = static_cast<cudaStream_t>(stream);
     with_bits(a.packed.k, [&](auto bits) {
-        with_dtype(a.dtype, [&](auto dtype) {
-            const auto kernel =
-                a.packed.float_scales ? dequantize_kernel<bits, dtype, true> : dequantize_kernel<bits, dtype, false>;
+        with_dtype(a.dtype, [&](auto element) {
+            using T = typename decltype(element)::Type;
+            const auto kernel = a.packed.float_scales ? dequantize_kernel<Planes<bits>, T, true>
+                                                      : dequantize_kernel<Planes<bits>, T, false>;
             kernel<<<grid, kThreads, 0, on>>>(a, blocks, gapless, aligned);
         });
     });

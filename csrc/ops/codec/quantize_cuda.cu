@@ -41,36 +41,18 @@ __device__ __forceinline__ void fetch_strip(uint4* buffer, const QuantizeArgs& a
     for (int q = 4; q < 8; ++q) __pipeline_memcpy_async(buffer + swizzled(lane + 32 * q), source + lane + 32 * q, 16);
 }
 
-template <DType D>
-__device__ __forceinline__ void read_halves(float (&v)[kBlock], const uint4* buffer) {
+template <typename T>
+__device__ __forceinline__ void read_chunks(float (&v)[kBlock], const uint4* buffer) {
+    constexpr int kElements = 16 / sizeof(T), kChunks = kBlock / kElements;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        const uint4 chunk = buffer[swizzled(4 * (threadIdx.x & 31) + r)];
-        const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 pair = widen_pair<D>(word[i]);
-            v[8 * r + 2 * i] = pair.x;
-            v[8 * r + 2 * i + 1] = pair.y;
-        }
-    }
-}
-
-__device__ __forceinline__ void read_floats(float (&v)[kBlock], const uint4* buffer) {
-#pragma unroll
-    for (int r = 0; r < 8; ++r) {
-        const uint4 chunk = buffer[swizzled(8 * (threadIdx.x & 31) + r)];
-        v[4 * r] = __uint_as_float(chunk.x);
-        v[4 * r + 1] = __uint_as_float(chunk.y);
-        v[4 * r + 2] = __uint_as_float(chunk.z);
-        v[4 * r + 3] = __uint_as_float(chunk.w);
-    }
+    for (int r = 0; r < kChunks; ++r)
+        widen_chunk<T>(buffer[swizzled(kChunks * (threadIdx.x & 31) + r)], v + kElements * r);
 }
 
 __device__ __forceinline__ void read_block(float (&v)[kBlock], const uint4* buffer, DType dtype) {
-    if (dtype == DType::bf16) return read_halves<DType::bf16>(v, buffer);
-    if (dtype == DType::f16) return read_halves<DType::f16>(v, buffer);
-    read_floats(v, buffer);
+    if (dtype == DType::bf16) return read_chunks<__nv_bfloat16>(v, buffer);
+    if (dtype == DType::f16) return read_chunks<__half>(v, buffer);
+    read_chunks<float>(v, buffer);
 }
 
 // Where a lane's block lies in the matrix.
@@ -84,13 +66,6 @@ __device__ __forceinline__ Place place_of(const QuantizeArgs& a, int64_t block, 
     const int64_t nblk = blocks_per_row(a.packed.cols), row = block_row(block, nblk),
                   column = (block - row * nblk) * kBlock;
     return {row, column, static_cast<int>(min(a.packed.cols - column, int64_t{kBlock}))};
-}
-
-// One element at a time, zeros past the end.
-__device__ __forceinline__ void gather_block(float (&v)[kBlock], const QuantizeArgs& a, const Place& at) {
-    const int64_t first = at.row * a.packed.cols + at.column;
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) v[i] = i < at.length ? load_element(a.w, a.dtype, first + i) : 0.0f;
 }
 
 // The error weights: importance, or ones where it is absent or all zero; zeros past the end.
@@ -107,14 +82,12 @@ __device__ __forceinline__ void load_weights(float (&weight)[kBlock], const Quan
             weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
         }
     } else {
-#pragma unroll
-        for (int i = 0; i < kBlock; ++i) weight[i] = i < at.length ? (p ? p[i] : 1.0f) : 0.0f;
+        load_tail(weight, at.length, [&](int i) { return p ? p[i] : 1.0f; });
     }
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) any = any || weight[i] != 0.0f;
     if (any) return;
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) weight[i] = i < at.length ? 1.0f : 0.0f;
+    load_tail(weight, at.length, [](int) { return 1.0f; });
 }
 
 // The `mse` rule: the candidate of least error, the smallest byte on a tie (candidates ascend, so a strict < keeps it).
@@ -125,7 +98,7 @@ __device__ __forceinline__ uint32_t least_error_byte(int base, int top, const Er
 #pragma unroll 1
     for (int d = first_candidate(K); d <= kLastCandidate; d += candidate_step(K)) {
         const int byte = max(0, min(base + d, top));
-        const float error = error_of(decode_scale(byte));
+        const float error = error_of(decode_e4m4(byte));
         best = error < least ? byte : best;
         least = error < least ? error : least;
     }
@@ -233,7 +206,8 @@ __global__ void __launch_bounds__(kThreads, kMse ? kMseCtas : kAbsmaxCtas)
             __syncwarp();
             read_block(v, buffer, a.dtype);
         } else {
-            gather_block(v, a, at);
+            const int64_t first = at.row * a.packed.cols + at.column;
+            load_tail(v, at.length, [&](int i) { return load_element(a.w, a.dtype, first + i); });
         }
 #pragma unroll
         for (int i = 0; i < kBlock; ++i) {
@@ -247,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kMse ? kMseCtas : kAbsmaxCtas)
         } else {
             const uint32_t byte = most == 0.0f ? 0 : choose_byte<K, kMse, kWeighted>(t, v, weight, most);
             if (at.length > 0) a.packed.scales[block] = static_cast<uint8_t>(byte);
-            s = decode_scale(byte);
+            s = decode_e4m4(byte);
         }
         uint32_t plane[K];
         block_planes<K>(plane, t, v, s, at.length);

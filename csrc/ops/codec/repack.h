@@ -1,4 +1,4 @@
-// repack: between the planes of a file and the tiles that the matmul kernels read (format/tile_order.h), both ways.
+// repack: between the planes of a file and the tiles that the tiled kernels read (format/tile_order.h), both ways.
 #pragma once
 
 #include <cstdint>

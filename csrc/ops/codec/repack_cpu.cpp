@@ -1,7 +1,7 @@
 #include <cstring>
 
+#include "codecs/planes_tiles.h"
 #include "cpu/parallel.h"
-#include "format/tile_order.h"
 #include "ops/codec/repack.h"
 
 namespace kbitq {

@@ -1,6 +1,6 @@
 // One CTA a record, staged in shared memory; a thread owns one block of one row. Done once a weight: simple, not fast.
+#include "codecs/planes_tiles.h"
 #include "cuda/launch.cuh"
-#include "format/tile_order.h"
 #include "ops/codec/repack.h"
 
 namespace kbitq {
@@ -43,7 +43,8 @@ __global__ __launch_bounds__(kThreads) void repack_kernel(const RepackArgs args)
     for (int i = threadIdx.x; i < words; i += kThreads) global[i] = record[i];
 }
 
-// The matmul kernels may read tiles before the kernel ahead of them has ended (ops/matmul.h): this is the one ahead.
+// The tiled kernels may read tiles before the kernel ahead of them has ended (ops/linear/tiled.h): this is the one
+// ahead.
 __global__ void settle_kernel() {}
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
+#include "format/scale_e4m4.h"
 #include "ops/codec/scan.h"
 
 namespace kbitq {
@@ -29,37 +30,37 @@ struct Found {
     }
 };
 
-template <DType D>
+template <typename T>
 __device__ __forceinline__ void take_element(Found& found, const void* w, int64_t i) {
-    found.take(float_bits(fabsf(load_element<D>(w, i))), i);
+    found.take(float_bits(fabsf(load_element<T>(w, i))), i);
 }
 
 // The magnitudes of 16 bytes as integers whose top bits are exponent and mantissa; below them a pair's upper half
 // carries the lower one along, which cannot change the order of the upper halves.
-template <DType D>
+template <typename T>
 __device__ __forceinline__ uint32_t largest(const uint4& chunk) {
     const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         most = max(most, word[i] << 1);
-        if constexpr (D != DType::f32) most = max(most, word[i] << 17);
+        if constexpr (sizeof(T) != 4) most = max(most, word[i] << 17);
     }
     return most;
 }
 
 // A magnitude as `largest` gives it, as float bits.
-template <DType D>
+template <typename T>
 __device__ __forceinline__ uint32_t magnitude_bits(uint32_t shifted) {
-    if constexpr (D == DType::f32) return shifted >> 1;
-    if constexpr (D == DType::bf16) return (shifted >> 17) << 16;
-    return float_bits(widen_f16(shifted >> 17));
+    if constexpr (sizeof(T) == 4) return shifted >> 1;
+    if constexpr (Element<T>::kDType == DType::bf16) return (shifted >> 17) << 16;
+    return float_bits(Element<__half>::widen_bits(shifted >> 17));
 }
 
-template <DType D>
+template <typename T>
 __device__ __forceinline__ void scan_chunks(Found& found, const void* w, int64_t head, int64_t chunks) {
-    constexpr int kElements = D == DType::f32 ? 4 : 8;
-    constexpr uint32_t kInfinity = D == DType::f16 ? 0xF8000000u : 0xFF000000u;  // shifted left by one
+    constexpr int kElements = 16 / sizeof(T);
+    constexpr uint32_t kInfinity = Element<T>::kDType == DType::f16 ? 0xF8000000u : 0xFF000000u;  // shifted left by one
     const auto* source = reinterpret_cast<const uint4*>(static_cast<const char*>(w) + head * (16 / kElements));
     const int64_t stride = int64_t{gridDim.x} * kThreads * kAhead;
     uint32_t most = 0;
@@ -71,16 +72,16 @@ __device__ __forceinline__ void scan_chunks(Found& found, const void* w, int64_t
         }
 #pragma unroll
         for (int q = 0; q < kAhead; ++q) {
-            const uint32_t m = largest<D>(chunk[q]);
+            const uint32_t m = largest<T>(chunk[q]);
             if (m < kInfinity) {
                 most = max(most, m);
             } else {
                 const int64_t begin = head + (c + q * kThreads) * kElements;
-                for (int i = 0; i < kElements; ++i) take_element<D>(found, w, begin + i);
+                for (int i = 0; i < kElements; ++i) take_element<T>(found, w, begin + i);
             }
         }
     }
-    found.most = max(found.most, magnitude_bits<D>(most));
+    found.most = max(found.most, magnitude_bits<T>(most));
 }
 
 __device__ __forceinline__ void merge(const Found& found, float* amax, int64_t* status) {
@@ -107,15 +108,15 @@ __global__ void scan_begin_kernel(float* amax, int64_t* status) {
 }
 
 // Elements 0 .. head-1 and those after the last chunk are taken one by one.
-template <DType D>
+template <typename T>
 __global__ void __launch_bounds__(kThreads) scan_kernel(const ScanArgs a, int64_t head, int64_t chunks) {
-    constexpr int kElements = D == DType::f32 ? 4 : 8;
+    constexpr int kElements = 16 / sizeof(T);
     Found found;
-    scan_chunks<D>(found, a.w, head, chunks);
+    scan_chunks<T>(found, a.w, head, chunks);
     if (blockIdx.x == 0) {
         const int64_t tail = head + chunks * kElements;
-        for (int64_t i = threadIdx.x; i < head; i += kThreads) take_element<D>(found, a.w, i);
-        for (int64_t i = tail + threadIdx.x; i < a.count; i += kThreads) take_element<D>(found, a.w, i);
+        for (int64_t i = threadIdx.x; i < head; i += kThreads) take_element<T>(found, a.w, i);
+        for (int64_t i = tail + threadIdx.x; i < a.count; i += kThreads) take_element<T>(found, a.w, i);
     }
     merge(found, a.amax, a.status);
 }
@@ -130,7 +131,9 @@ void scan_cuda(const ScanArgs& a, int device, void* stream) {
     const unsigned grid = grid_for(divide_up(chunks, kThreads * kAhead), device, kCtasPerSm);
     const auto on = static_cast<cudaStream_t>(stream);
     scan_begin_kernel<<<1, 1, 0, on>>>(a.amax, a.status);
-    with_dtype(a.dtype, [&](auto dtype) { scan_kernel<dtype><<<grid, kThreads, 0, on>>>(a, head, chunks); });
+    with_dtype(a.dtype, [&](auto element) {
+        scan_kernel<typename decltype(element)::Type><<<grid, kThreads, 0, on>>>(a, head, chunks);
+    });
     check_cuda(cudaGetLastError(), "scan", "of " + std::to_string(a.count) + " elements");
 }
 

@@ -18,59 +18,41 @@ struct Piece {
     double signal[kThreads], noise[kThreads], worst[kThreads];
 };
 
-template <DType D>
+template <typename T>
 __device__ __forceinline__ void load_source(float (&w)[kBlock], const StatsArgs& a, int64_t first, int length,
                                             bool whole) {
-    if (!whole) {
+    if (!whole) return load_tail(w, length, [&](int i) { return load_element<T>(a.w, first + i); });
+    constexpr int kElements = 16 / sizeof(T);
+    const auto* source = reinterpret_cast<const uint4*>(static_cast<const T*>(a.w) + first);
 #pragma unroll
-        for (int i = 0; i < kBlock; ++i) w[i] = i < length ? load_element<D>(a.w, first + i) : 0.0f;
-    } else if constexpr (D == DType::f32) {
-        const auto* source = reinterpret_cast<const float4*>(static_cast<const float*>(a.w) + first);
-#pragma unroll
-        for (int i = 0; i < kBlock / 4; ++i) {
-            const float4 four = source[i];
-            w[4 * i] = four.x, w[4 * i + 1] = four.y, w[4 * i + 2] = four.z, w[4 * i + 3] = four.w;
-        }
-    } else {
-        const auto* source = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.w) + first);
-#pragma unroll
-        for (int i = 0; i < kBlock / 8; ++i) {
-            const uint4 chunk = source[i];
-            const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float2 pair = widen_pair<D>(word[j]);
-                w[8 * i + 2 * j] = pair.x, w[8 * i + 2 * j + 1] = pair.y;
-            }
-        }
-    }
+    for (int i = 0; i < kBlock / kElements; ++i) widen_chunk<T>(source[i], w + kElements * i);
 }
 
-template <int K>
+template <class Codec>
 __device__ __forceinline__ void decode(float (&decoded)[kBlock], const StatsArgs& a, const float* levels, int64_t block,
                                        int length) {
-    uint32_t plane[K];
+    uint32_t w[Codec::kWords];
 #pragma unroll
-    for (int j = 0; j < K; ++j) plane[j] = a.packed.words[block * K + j];
-    const float s = a.packed.float_scales ? a.packed.float_scales[block] : decode_scale(a.packed.scales[block]);
+    for (int j = 0; j < Codec::kWords; ++j) w[j] = a.packed.words[block * Codec::kWords + j];
+    const float s = a.packed.float_scales ? load_scale<true>(a.packed, block) : load_scale<false>(a.packed, block);
 #pragma unroll
     for (int g = 0; g < 4; ++g) {
-        const EightIndices<K> index = indices_of_planes<K>(plane, byte_of_two(g));
+        const typename Codec::Indices index = Codec::indices(w, g);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float value = levels[index.at(i) & ((1 << K) - 1)] * s;
+            const float value = levels[index.at(i) & ((1 << Codec::kIndexBits) - 1)] * s;
             decoded[8 * g + i] = 8 * g + i < length ? value : 0.0f;  // like the source past the end
         }
     }
 }
 
-template <int K, DType D>
+template <class Codec, typename T>
 __device__ __forceinline__ void measure_block(Piece& piece, const StatsArgs& a, const float* levels, int64_t row,
                                               int64_t b, bool whole) {
     const int length = static_cast<int>(min(a.packed.cols - b * kBlock, int64_t{kBlock}));
     float w[kBlock], decoded[kBlock];
-    load_source<D>(w, a, row * a.packed.cols + b * kBlock, length, whole);
-    decode<K>(decoded, a, levels, row * blocks_per_row(a.packed.cols) + b, length);
+    load_source<T>(w, a, row * a.packed.cols + b * kBlock, length, whole);
+    decode<Codec>(decoded, a, levels, row * blocks_per_row(a.packed.cols) + b, length);
     double worst = 0.0;
     piece.signal[threadIdx.x] = tree_sum([&](int i) {
         const double x = w[i];
@@ -98,11 +80,11 @@ __device__ __forceinline__ void add_blocks(double* out, const Piece& piece, int 
 }
 
 // rows_at_once > 1: rows of nblk blocks each, in one piece; else one row in pieces of kThreads blocks.
-template <int K, DType D>
+template <class Codec, typename T>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const StatsArgs a, int rows_at_once, bool whole) {
     __shared__ Piece piece;
-    __shared__ float levels[1 << K];
-    for (int i = threadIdx.x; i < (1 << K); i += kThreads) levels[i] = a.packed.codebook[i];
+    __shared__ float levels[1 << Codec::kIndexBits];
+    for (int i = threadIdx.x; i < (1 << Codec::kIndexBits); i += kThreads) levels[i] = a.packed.codebook[i];
     const int64_t nblk = blocks_per_row(a.packed.cols);
     const int span = static_cast<int>(max(int64_t{1}, min(nblk, int64_t{kThreads})));  // blocks of a row in a piece
     const int row_in_piece = threadIdx.x / span;
@@ -115,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const StatsArgs a, int 
                       mine = threadIdx.x - row_in_piece * span;
             __syncthreads();  // the levels are there; the piece before has been added
             if (row_in_piece < rows && mine < count) {
-                measure_block<K, D>(piece, a, levels, first + row_in_piece, begin + mine, whole);
+                measure_block<Codec, T>(piece, a, levels, first + row_in_piece, begin + mine, whole);
             }
             __syncthreads();
             // Sums by the first threads, maxima by the last, so that with few rows they are not of one warp.
@@ -141,8 +123,10 @@ void stats_cuda(const StatsArgs& a, int device, void* stream) {
     const bool whole = a.packed.cols % kBlock == 0 && all_aligned16({a.w});
     const unsigned grid = grid_for(divide_up(a.packed.rows, rows_at_once), device, kCtasPerSm);
     with_bits(a.packed.k, [&](auto bits) {
-        with_dtype(a.dtype, [&](auto dtype) {
-            stats_kernel<bits, dtype><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a, rows_at_once, whole);
+        with_dtype(a.dtype, [&](auto element) {
+            using T = typename decltype(element)::Type;
+            stats_kernel<Planes<bits>, T>
+                <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a, rows_at_once, whole);
         });
     });
     check_cuda(cudaGetLastError(), "stats",

@@ -1,35 +1,37 @@
 // y = x W^T for up to 16 rows of x: the tensor cores at M = 1.
 //
-// A CTA (one an SM) has up to 16 warps, in `lanes` of as many as it has chunks of 256 columns at a time. A warp owns a
-// chunk, so that the activations it needs stay in 32 registers (64 for 16 rows), while the records of its lane's row
-// tiles stream by: cp.async into a ring of its own (each thread reads back what it copied itself), four subtiles
-// decoded and multiplied, one partial sum per row kept in shared memory. Warps meet only when a batch of row tiles is
-// done, and add up in the order of the chunks.
+// A CTA (one on each multiprocessor) has up to 16 warps, in one or more teams: a team has as many warps as it takes
+// chunks of 256 columns at a time. A warp owns a chunk, so that the activations it needs stay in 32 registers (64 for
+// 16 rows), while the records of its team's row tiles stream by: cp.async into a ring of its own (each thread reads
+// back what it copied itself), four subtiles decoded and multiplied, one partial sum per row kept in shared memory.
+// Warps meet only when a batch of row tiles is done; then the sums are added in the order of the chunks.
 //
 // CTAs may share the columns (`splits`): each then fetches only its part of x, which counts from 8 rows on and where W
-// is wide, and they add up at the end, in their order: in a cluster by reading each other's shared memory, on older
-// cards through the workspace.
+// is wide. At the end their sums are added in the order of the CTAs: in a cluster each CTA reads the others' shared
+// memory, on older cards the sums go through the workspace.
 //
 // mma has 8 columns for activations. With fewer rows of x the free columns hold *other blocks* of the same row: at M =
 // 1, column n is block n of the chunk (the operand is zero outside it), so eight blocks accumulate without a scale
 // between them, and a lane has to scale 4 sums for 128 weights instead of 32:
 //
-//     MP = 1   columns = 8 blocks            scaled every 8 blocks
+//     MP = 1   columns = 8 blocks            sums are scaled every 8 blocks
 //     MP = 2   columns = 4 blocks x 2 rows   every 4
 //     MP = 4   columns = 2 blocks x 4 rows   every 2
 //     MP = 8   columns = 8 rows              every one
 //     MP = 16  columns = 8 rows, twice       the weights are scaled instead
+//
+// MP: rows of x that an instance has room for. Decoder: of a codec (codecs/planes_tiles.cuh).
 #pragma once
 
-#include "codecs/planes_record.cuh"
+#include "cuda/shared_base.cuh"
 #include "ops/linear/tiled_few_sums.cuh"
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
 // A lane's own activations of a chunk: for each group q of 8 / MP blocks, 8 neighbours of its row and block (MP = 16:
 // of row g, then of row g + 8).
 template <typename T, int MP>
-__device__ __forceinline__ void fetch_activations(const GemvParams& p, int chunk, uint4 (&own)[MP]) {
+__device__ __forceinline__ void fetch_activations(const FewParams& p, int chunk, uint4 (&own)[MP]) {
     constexpr int kBlocks = MP < 8 ? 8 / MP : 1;  // side by side in the columns
     const int lane = threadIdx.x % 32, g = lane / 4, first = g / MP * kBlock + lane % 4 * 8;
     const T* const source =
@@ -44,18 +46,14 @@ __device__ __forceinline__ void fetch_activations(const GemvParams& p, int chunk
         if (chunk < p.whole_chunks || (p.vector_x && col < p.cols)) {
             own[q] = *reinterpret_cast<const uint4*>(from);
         } else if (!p.vector_x) {
-            uint16_t e[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                e[i] = col + i < p.cols ? reinterpret_cast<const uint16_t*>(from)[i] : uint16_t{0};
-            own[q] = make_uint4(e[0] | e[1] << 16, e[2] | e[3] << 16, e[4] | e[5] << 16, e[6] | e[7] << 16);
+            own[q] = load_eight_in_row(from, col, p.cols);
         }
     }
 }
 
 // Brings a chunk's activations to the L1, so that fetching them later need not wait behind the weights.
 template <typename T>
-__device__ __forceinline__ void touch_activations(const GemvParams& p, int chunk) {
+__device__ __forceinline__ void touch_activations(const FewParams& p, int chunk) {
     const int64_t col = static_cast<int64_t>(chunk) * kTileCols + threadIdx.x % 32 * 8;
     uint32_t ignored;
     for (int m = 0; m < p.m; ++m) {
@@ -64,8 +62,8 @@ __device__ __forceinline__ void touch_activations(const GemvParams& p, int chunk
     }
 }
 
-// They as b-operands: b[block][2 * step + register], zero where the column is not the block's. The zeros stay in
-// registers (the compiler would rather select them again in the loop).
+// Makes b-operands of a lane's activations: b[block][2 * k-step + register], zero where the column is not the block's.
+// The asm keeps the zeros in registers; without it the compiler selects them again in the loop.
 template <int MP>
 __device__ __forceinline__ void spread_activations(const uint4 (&own)[MP], uint32_t (&b)[kOperands<MP>][4]) {
     constexpr int kBlocks = MP < 8 ? 8 / MP : 1;
@@ -85,39 +83,38 @@ __device__ __forceinline__ void spread_activations(const uint4 (&own)[MP], uint3
 
 // Scales the sums of group q of blocks and adds them to `sum` (rows g, g, g+8, g+8). `scales`: the address of the
 // scales of the lane's rows.
-template <int MP>
+template <class Decoder, int MP>
 __device__ __forceinline__ void add_scaled(const float (&c)[4], uint32_t scales, int q, float (&sum)[4]) {
     const int t = threadIdx.x % 4;
     if constexpr (MP == 1) {
-        const uint32_t word = load_record_32(scales + 4 * t);  // blocks 2t and 2t + 1, the lane's two columns
-        sum[0] = c[0] * scale_value(word, 0) + c[1] * scale_value(word, 1);
-        sum[2] = c[2] * scale_value(word, 2) + c[3] * scale_value(word, 3);
+        RowScales even, odd;  // of blocks 2t and 2t + 1, the lane's two columns
+        Decoder::scales_of_subtile(scales, t, even, odd);
+        sum[0] = c[0] * even.low + c[1] * odd.low;
+        sum[2] = c[2] * even.high + c[3] * odd.high;
     } else {
-        const int block = q * (8 / MP) + 2 * t / MP;
-        const uint32_t word = load_record_32(scales + block / 2 * 4) >> (8 * (block % 2));
-        const float low = scale_value(word, 0), high = scale_value(word, 2);
-        sum[0] += c[0] * low;
-        sum[1] += c[1] * low;
-        sum[2] += c[2] * high;
-        sum[3] += c[3] * high;
+        const RowScales scale = Decoder::scales_of_block(scales, q * (8 / MP) + 2 * t / MP);
+        sum[0] += c[0] * scale.low;
+        sum[1] += c[1] * scale.low;
+        sum[2] += c[2] * scale.high;
+        sum[3] += c[3] * scale.high;
     }
 }
 
 // 16 x 256 weights times the chunk's activations. sum: rows g (0, 1) and g + 8 (2, 3), columns 2t and 2t + 1 of the
 // operand (MP = 1: [0] and [2] only, both columns added).
-template <typename T, int K, int MP, typename Decode>
-__device__ __forceinline__ void multiply_record(uint32_t own, uint32_t scales, const Decode& decode,
+template <typename T, int MP, class Decoder>
+__device__ __forceinline__ void multiply_record(uint32_t own, uint32_t scales, const Decoder& decoder,
                                                 const uint32_t (&b)[8][4], float (&sum)[1][4]) {
     constexpr int kBlocks = 8 / MP;
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    uint32_t w[4 * K];
-    load_words<K>(own, w);
+    uint32_t w[Decoder::kWords];
+    Decoder::load_words(own, w);
     sum[0][0] = sum[0][1] = sum[0][2] = sum[0][3] = 0.0f;
     float even[4], odd[4];  // two chains, so that mma need not wait for mma
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
+    for (int s = 0; s < kSubtiles; ++s) {
         uint32_t a[16];
-        decode(w + s * K, s, a);
+        decoder.decode(w, s, a);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int block = 2 * s + i;
@@ -139,27 +136,27 @@ __device__ __forceinline__ void multiply_record(uint32_t own, uint32_t scales, c
 #pragma unroll
                     for (int r = 0; r < 4; ++r) even[r] += odd[r];
                 }
-                add_scaled<MP>(even, scales, block / kBlocks, sum[0]);
+                add_scaled<Decoder, MP>(even, scales, block / kBlocks, sum[0]);
             }
         }
     }
 }
 
 // The same for 8 N rows of x: weights are scaled before they are multiplied, sums go on over the whole record.
-template <typename T, int K, typename Decode, int Operands, int N>
-__device__ __forceinline__ void multiply_scaled(uint32_t own, uint32_t scales, const Decode& decode,
+template <typename T, class Decoder, int Operands, int N>
+__device__ __forceinline__ void multiply_scaled(uint32_t own, uint32_t scales, const Decoder& decoder,
                                                 const uint32_t (&b)[Operands][4], float (&sum)[N][4]) {
-    uint32_t w[4 * K];
-    load_words<K>(own, w);
-    const uint4 scale_words = load_record_128(scales);
-    const uint32_t of_subtile[4] = {scale_words.x, scale_words.y, scale_words.z, scale_words.w};
+    uint32_t w[Decoder::kWords];
+    Decoder::load_words(own, w);
+    uint32_t scale[kSubtiles];
+    Decoder::load_scales(scales, scale);
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
+    for (int s = 0; s < kSubtiles; ++s) {
         uint32_t a[16];
-        decode(w + s * K, s, a);
-        scale_subtile<T>(of_subtile[s], a);
+        decoder.decode(w, s, a);
+        Decoder::template scale_weights<T>(scale[s], a);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -170,94 +167,126 @@ __device__ __forceinline__ void multiply_scaled(uint32_t own, uint32_t scales, c
     }
 }
 
-// Totals: CTAs share the columns, or sums are kept over several passes through a batch.
-template <typename T, int K, int MP, int Copies, bool Totals>
-__global__ __launch_bounds__(kGemvMaxWarps * 32, 1) void gemv_kernel(const GemvParams p) {
-#if __CUDA_ARCH__ >= 800
-    extern __shared__ __align__(1024) uint8_t shared[];
-    check_table_base(shared);
-    using Layout = GemvLayout<K, MP>;
-    constexpr int kSums = kTileRows * MP, kBytes = Record<K>::kBytes, kStages = Layout::kStages;
-    const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, warps = blockDim.x / 32;
-    const int lanes = 1 << p.lane_shift, lane = warp & (lanes - 1), lane_warp = warp >> p.lane_shift;
-    uint8_t* const rings = shared + Table<K, Copies>::kBytes;
-    float* const totals = reinterpret_cast<float*>(rings + warps * kStages * kBytes);
-    float* const sums = Totals ? totals + p.total_tiles * kSums : totals;
+// Which row tiles and which chunks this CTA and this warp have.
+struct FewShare {
+    int split, part, group;      // of the CTA
+    int64_t tile0;               // its first row tile
+    int tiles;                   // how many it has
+    int team, teams, team_warp;  // of the warp; its number in the team
+    int own_tiles, own_passes;   // row tiles of the team; chunks of the warp
+    int chunk0, chunk_step;      // its first chunk; from one to the next
+};
 
-    // Which row tiles, which chunks.
-    const int split_shift = Totals ? p.split_shift : 0, split = blockIdx.x & ((1 << split_shift) - 1);
-    const int part = blockIdx.x >> split_shift, group = blockIdx.y;
-    const int first = part * p.part_tiles + min(part, p.longer), tiles = p.part_tiles + (part < p.longer);
-    const int64_t tile0 = static_cast<int64_t>(group) * p.tiles_per_group + first;
-    const int own_tiles = (tiles - lane + lanes - 1) >> p.lane_shift;
-    const int chunk_step = p.lane_warps << split_shift, chunk0 = split * p.lane_warps + lane_warp;
-    const int own_passes = p.passes - (chunk0 + (p.passes - 1) * chunk_step >= p.chunks);
+template <bool Totals>
+__device__ __forceinline__ FewShare share_of(const FewParams& p) {
+    FewShare s;
+    const int warp = threadIdx.x / 32, split_shift = Totals ? p.split_shift : 0;
+    s.teams = 1 << p.team_shift, s.team = warp & (s.teams - 1), s.team_warp = warp >> p.team_shift;
+    s.split = blockIdx.x & ((1 << split_shift) - 1), s.part = blockIdx.x >> split_shift, s.group = blockIdx.y;
+    const int first = s.part * p.part_tiles + min(s.part, p.longer);
+    s.tiles = p.part_tiles + (s.part < p.longer);
+    s.tile0 = static_cast<int64_t>(s.group) * p.tiles_per_group + first;
+    s.own_tiles = (s.tiles - s.team + s.teams - 1) >> p.team_shift;
+    s.chunk_step = p.team_warps << split_shift, s.chunk0 = s.split * p.team_warps + s.team_warp;
+    s.own_passes = p.passes - (s.chunk0 + (p.passes - 1) * s.chunk_step >= p.chunks);
+    return s;
+}
 
-    // The ring, and where the next record comes from: for each of the warp's chunks, its row tiles.
-    const uint32_t ring = shared_address(rings) + warp * kStages * kBytes + thread * 16;
-    const uint8_t* from = p.tiles + ((tile0 + lane) * p.chunks + chunk0) * kBytes + thread * 16;
-    int to_copy = own_tiles * own_passes, tiles_to_copy = own_tiles;
-    const auto copy_next = [&](uint32_t slot) {
-        if (to_copy > 0) {
-            --to_copy;
-            copy_record<K>(slot, from);
-            from += p.tile_step;
-            if (--tiles_to_copy == 0) {
-                tiles_to_copy = own_tiles;
-                from += p.pass_step - own_tiles * p.tile_step;
+// The records of a warp, in the order in which it copies them: for each of its chunks, its team's row tiles.
+template <class Decoder>
+class RecordStream {
+  public:
+    __device__ __forceinline__ RecordStream(const FewParams& p, const FewShare& s)
+        : from_(p.tiles + ((s.tile0 + s.team) * p.chunks + s.chunk0) * Decoder::kRecordBytes + threadIdx.x % 32 * 16),
+          own_tiles_(s.own_tiles),
+          to_copy_(s.own_tiles * s.own_passes),
+          tiles_to_copy_(s.own_tiles) {}
+
+    // Begins to copy the next record, if there is one, to a slot of the ring; `slot` is this lane's address in it.
+    __device__ __forceinline__ void copy_next(const FewParams& p, uint32_t slot) {
+        if (to_copy_ > 0) {
+            --to_copy_;
+            Decoder::copy_record(slot, from_);
+            from_ += p.tile_step;
+            if (--tiles_to_copy_ == 0) {
+                tiles_to_copy_ = own_tiles_;
+                from_ += p.pass_step - own_tiles_ * p.tile_step;
             }
         }
         copy_async_commit();
-    };
-    // What does not change (ops/repack.h) is read before the kernel ahead has ended: the codebook, which the table
-    // waits for, goes ahead of the weights, or it would wait for all of those.
-    const float level = load_level<K>(p.codebook + group * (1 << K));
+    }
+
+  private:
+    const uint8_t* from_;
+    int own_tiles_, to_copy_, tiles_to_copy_;
+};
+
+// Totals: CTAs share the columns, or sums are kept over several passes through a batch.
+template <typename T, class Decoder, int MP, bool Totals>
+__global__ __launch_bounds__(kFewMaxWarps * 32, 1) void few_kernel(const FewParams p) {
+#if __CUDA_ARCH__ >= 800
+    extern __shared__ __align__(1024) uint8_t shared[];
+    check_shared_base(shared);
+    using Layout = FewLayout<Decoder, MP>;
+    constexpr int kSums = kTileRows * MP, kBytes = Decoder::kRecordBytes, kStages = Layout::kStages;
+    const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, warps = blockDim.x / 32;
+    uint8_t* const rings = shared + Decoder::kTableBytes;
+    float* const totals = reinterpret_cast<float*>(rings + warps * kStages * kBytes);
+    float* const sums = Totals ? totals + p.total_tiles * kSums : totals;
+    const FewShare share = share_of<Totals>(p);
+    const uint32_t ring = shared_address(rings) + warp * kStages * kBytes + thread * 16;
+    RecordStream<Decoder> stream(p, share);
+
+    // What does not change (ops/codec/repack.h) is read before the kernel ahead has ended: the codebook, which the
+    // table waits for, goes ahead of the weights, or it would wait for all of those.
+    const float level = Decoder::load_level(p.codebook, share.group);
     // Many copies at once hold up what else is fetched: where the activations are next, all but one come after them.
     constexpr int kAtOnce = Layout::kAhead ? 1 : kStages - 1;
 #pragma unroll
-    for (int s = 0; s < kAtOnce; ++s) copy_next(ring + s * kBytes);
+    for (int s = 0; s < kAtOnce; ++s) stream.copy_next(p, ring + s * kBytes);
     launch_dependents();
-    int exponent;
-    const uint32_t kept = normalised_level<T, K>(level, exponent, Layout::kScaled ? ScalePairs<T>::kLift : 0);
-    if (Layout::kScaled) exponent -= ScalePairs<T>::kBias;
-    fill_table<K, Copies>(kept, warp, warps);
-    const Decoder<K, Copies, Layout::kInRegisters> decode(kept);
+    int taken;
+    const uint32_t kept = Decoder::template normalise<T, Layout::kScaledWeights>(level, taken);
+    const int exponent = sums_exponent<T, Layout::kScaledWeights>(taken);
+    Decoder::fill_table(kept, warp, warps);
+    const Decoder decoder(kept);
     wait_for_dependency();
     constexpr bool kAhead = Layout::kAhead;
     uint4 fetched[MP] = {};
-    if (kAhead && own_passes > 0) fetch_activations<T, MP>(p, chunk0, fetched);
+    if (kAhead && share.own_passes > 0) fetch_activations<T, MP>(p, share.chunk0, fetched);
     if (MP <= 2 && p.vector_x) {
-        for (int pass = 1; pass < own_passes; ++pass) touch_activations<T>(p, chunk0 + pass * chunk_step);
+        for (int pass = 1; pass < share.own_passes; ++pass)
+            touch_activations<T>(p, share.chunk0 + pass * share.chunk_step);
     }
 #pragma unroll
-    for (int s = kAtOnce; s < kStages - 1; ++s) copy_next(ring + s * kBytes);
+    for (int s = kAtOnce; s < kStages - 1; ++s) stream.copy_next(p, ring + s * kBytes);
     __syncthreads();
 
-    const bool one_batch = tiles <= p.batch;
-    const int to_scales = scales_from_own<K>();
+    const bool one_batch = share.tiles <= p.batch;
+    const int to_scales = Decoder::scales_offset();
     uint32_t slot = ring, free_slot = ring + (kStages - 1) * kBytes;
     for (int pass = 0; pass < p.passes; ++pass) {
-        const bool has_chunk = pass < own_passes;
+        const bool has_chunk = pass < share.own_passes;
         uint32_t b[kOperands<MP>][4];
-        const int chunk = chunk0 + pass * chunk_step;
+        const int chunk = share.chunk0 + pass * share.chunk_step;
         if (!kAhead && has_chunk) fetch_activations<T, MP>(p, chunk, fetched);
         spread_activations<MP>(fetched, b);
-        if (kAhead && pass + 1 < own_passes) fetch_activations<T, MP>(p, chunk + chunk_step, fetched);
-        for (int done = 0; done < tiles; done += p.batch) {
-            const int these = min(p.batch, tiles - done);
-            float* out = sums + (lane * p.lane_warps + lane_warp) * kSums;
+        if (kAhead && pass + 1 < share.own_passes) fetch_activations<T, MP>(p, chunk + share.chunk_step, fetched);
+        for (int done = 0; done < share.tiles; done += p.batch) {
+            const int these = min(p.batch, share.tiles - done);
+            float* out = sums + (share.team * p.team_warps + share.team_warp) * kSums;
             if (has_chunk) {
 #pragma unroll 1
-                for (int i = lane; i < these; i += lanes) {
+                for (int i = share.team; i < these; i += share.teams) {
                     copy_async_wait<kStages - 2>();
                     __syncwarp();
-                    copy_next(free_slot);
+                    stream.copy_next(p, free_slot);
                     const uint32_t record = fresh(slot);
                     float sum[kOperands<MP> / 8][4];
-                    if constexpr (Layout::kScaled) {
-                        multiply_scaled<T, K>(record, record + to_scales, decode, b, sum);
+                    if constexpr (Layout::kScaledWeights) {
+                        multiply_scaled<T>(record, record + to_scales, decoder, b, sum);
                     } else {
-                        multiply_record<T, K, MP>(record, record + to_scales, decode, b, sum);
+                        multiply_record<T, MP>(record, record + to_scales, decoder, b, sum);
                     }
                     store_partial<MP>(sum, pass > 0 && one_batch, out);
                     out += warps * kSums;
@@ -266,25 +295,26 @@ __global__ __launch_bounds__(kGemvMaxWarps * 32, 1) void gemv_kernel(const GemvP
                 }
             } else if (pass == 0 || !one_batch) {
 #pragma unroll 1
-                for (int i = lane; i < these; i += lanes) {
+                for (int i = share.team; i < these; i += share.teams) {
                     for (int j = thread; j < kSums; j += 32) out[j] = 0.0f;
                     out += warps * kSums;
                 }
             }
             if (one_batch && pass + 1 < p.passes) continue;
             __syncthreads();
-            sum_warps<T, MP>(p, sums, tile0 + done, these, Totals ? totals + done * kSums : nullptr,
+            sum_warps<T, MP>(p, sums, share.tile0 + done, these, Totals ? totals + done * kSums : nullptr,
                              Totals && pass > 0 && !one_batch, exponent);
             if (!one_batch) __syncthreads();
         }
     }
     if constexpr (Totals) {
-        store_totals<T, MP>(p, totals, tile0, tiles, split, exponent);
-        if (split_shift > 0 && !p.cluster) sum_splits<T>(p, group * p.parts + part, tile0, tiles, exponent);
+        store_totals<T, MP>(p, totals, share.tile0, share.tiles, share.split, exponent);
+        if (p.split_shift > 0 && !p.cluster)
+            sum_splits<T>(p, share.group * p.parts + share.part, share.tile0, share.tiles, exponent);
     }
 #else
-    __trap();  // matmul_rows keeps callers from here
+    __trap();  // tiled_linear_rows keeps callers from here
 #endif
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

@@ -6,88 +6,78 @@
 
 #include "ops/linear/tiled_dispatch.cuh"
 #include "ops/linear/tiled_few.cuh"
-#include "ops/linear/tiled_few_plan.h"
 #include "ops/linear/tiled_launch.cuh"
 
 namespace kbitq {
-namespace matmul {
+namespace tiled {
 namespace {
 
 // Clusters of so many CTAs, each with a multiprocessor for itself, that run at a time; 0 where there are none.
 int clusters_of(int device, int size) {
     if (device_facts(device).capability < 90) return 0;
-    const auto kernel = reinterpret_cast<const void*>(gemv_kernel<__nv_bfloat16, 2, 1, 32, true>);
+    const auto kernel = reinterpret_cast<const void*>(few_kernel<__nv_bfloat16, PlanesTiles<2>::Few<1>, 1, true>);
     const int bytes = device_facts(device).shared_bytes;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "gemv", "cluster");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "few", "cluster");
     cudaLaunchAttribute shape = {};
     shape.id = cudaLaunchAttributeClusterDimension;
     shape.val.clusterDim.x = size;
     shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(size);
-    config.blockDim = dim3(kGemvMaxWarps * 32);
+    config.blockDim = dim3(kFewMaxWarps * 32);
     config.dynamicSmemBytes = bytes;
     config.attrs = &shape;
     config.numAttrs = 1;
     int count = 0;
-    check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "gemv", "cluster");
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "few", "cluster");
     return std::max(count, 0);
 }
 
 // The device as the cut sees it.
-const GemvCard& gemv_card(int device) {
-    static GemvCard cards[kMaxDevices];
+const FewCard& few_card(int device) {
+    static FewCard cards[kMaxDevices];
     static std::once_flag once[kMaxDevices];
     const DeviceFacts& facts = device_facts(device);
     std::call_once(once[device], [&] {
-        GemvCard& card = cards[device];
+        FewCard& card = cards[device];
         card.multiprocessors = facts.multiprocessors;
         card.shared_bytes = facts.shared_bytes;
-        for (int shift = 1; shift <= kGemvMaxSplitShift; ++shift)
-            card.clusters[shift] = clusters_of(device, 1 << shift);
+        for (int shift = 1; shift <= kFewMaxSplitShift; ++shift) card.clusters[shift] = clusters_of(device, 1 << shift);
     });
     return cards[device];
 }
 
-// plan_gemv, which takes microseconds, once for each of some tens of shapes.
-template <int K, int MP, int Copies>
-const GemvPlan& known_plan(const GemvWork& work, int device) {
+// plan_few, which takes microseconds, once for each of some tens of shapes.
+template <class Decoder, int MP>
+const FewPlan& known_plan(const FewWork& work, int device) {
     constexpr int kPlaces = 64;
     struct Known {
-        GemvWork work{};
+        FewWork work{};
         int device = -1;
-        GemvPlan plan;
+        FewPlan plan;
     };
     static thread_local Known known[kPlaces];
     const unsigned mixed = work.tiles_per_group * 2654435761u ^ work.chunks * 40503u ^ (work.groups * 16 + work.m);
     Known& place = known[(mixed ^ mixed >> 16) % kPlaces];
     if (place.device != device || !(place.work == work)) {
-        place = {work, device, plan_gemv(kGemvSizes<K, MP, Copies>, work, gemv_card(device))};
+        place = {work, device, plan_few(kFewSizes<Decoder, MP>, work, few_card(device))};
     }
     return place.plan;
 }
 
-template <typename T, int K, int MP, int Copies, bool Totals>
-void launch_gemv(const GemvParams& params, const GemvPlan& plan, int64_t groups, int device, cudaStream_t stream) {
+template <typename T, class Decoder, int MP, bool Totals>
+void launch_few(const FewParams& params, const FewPlan& plan, int64_t groups, int device, cudaStream_t stream) {
     static Raised raised;
-    launch<GemvParams>("gemv", gemv_kernel<T, K, MP, Copies, Totals>, raised, params,
-                       dim3(static_cast<unsigned>(plan.parts) << plan.split_shift, static_cast<unsigned>(groups)),
-                       plan.warps * 32, plan.bytes(kGemvSizes<K, MP, Copies>), device, stream,
-                       plan.cluster ? plan.splits() : 1);
+    launch<FewParams>("few", few_kernel<T, Decoder, MP, Totals>, raised, params,
+                      dim3(static_cast<unsigned>(plan.parts) << plan.split_shift, static_cast<unsigned>(groups)),
+                      plan.warps * 32, plan.bytes(kFewSizes<Decoder, MP>), device, stream,
+                      plan.cluster ? plan.splits() : 1);
 }
 
-template <typename T, int K, int MP, int Copies = GemvLayout<K, MP>::kCopies>
-void launch_gemv_mp(const TileMatmulArgs& args, int device, cudaStream_t stream) {
-    const GemvWork work{static_cast<int>(row_tiles(args.weight.rows / args.weight.groups)),
-                        static_cast<int>(args.weight.groups), static_cast<int>(tile_chunks(args.weight.cols)),
-                        static_cast<int>(args.m)};
-    const GemvPlan& plan = known_plan<K, MP, Copies>(work, device);
-    if constexpr (K == 5 && Copies == 32) {  // a card with less shared memory: half the table
-        if (plan.warps == 0) return launch_gemv_mp<T, K, MP, 16>(args, device, stream);
-    }
-    if (plan.warps == 0) throw std::runtime_error("gemv: does not fit this device's shared memory");
-    const int64_t bytes = Record<K>::kBytes;
-    GemvParams p{};
+template <class Decoder>
+FewParams few_params(const TiledLinearArgs& args, const FewWork& work, const FewPlan& plan) {
+    const int64_t bytes = Decoder::kRecordBytes;
+    FewParams p{};
     p.x = args.x;
     p.tiles = reinterpret_cast<const uint8_t*>(args.weight.words);
     p.codebook = args.weight.codebook;
@@ -104,40 +94,63 @@ void launch_gemv_mp(const TileMatmulArgs& args, int device, cudaStream_t stream)
     p.longer = work.tiles_per_group % plan.parts;
     p.chunks = work.chunks;
     p.split_shift = plan.split_shift;
-    p.lane_shift = plan.lane_shift;
-    p.lane_warps = plan.warps >> plan.lane_shift;
-    p.tile_step = bytes * work.chunks << plan.lane_shift;
-    p.pass_step = bytes * p.lane_warps << plan.split_shift;
+    p.team_shift = plan.team_shift;
+    p.team_warps = plan.warps >> plan.team_shift;
+    p.tile_step = bytes * work.chunks << plan.team_shift;
+    p.pass_step = bytes * p.team_warps << plan.split_shift;
     p.passes = plan.passes;
     p.batch = plan.batch;
     p.total_tiles = plan.total_tiles;
     p.cluster = plan.cluster;
     p.vector_x = rows_in_vectors(args);
     p.whole_chunks = p.vector_x ? static_cast<int>(args.weight.cols / kTileCols) : 0;
-    if (plan.total_tiles > 0) return launch_gemv<T, K, MP, Copies, true>(p, plan, args.weight.groups, device, stream);
-    launch_gemv<T, K, MP, Copies, false>(p, plan, args.weight.groups, device, stream);
+    return p;
+}
+
+// Whether the instance fits this card, which then has been launched.
+template <typename T, class Decoder, int MP>
+bool try_few(const TiledLinearArgs& args, int device, cudaStream_t stream) {
+    const FewWork work{static_cast<int>(row_tiles(args.weight.rows / args.weight.groups)),
+                       static_cast<int>(args.weight.groups), static_cast<int>(tile_chunks(args.weight.cols)),
+                       static_cast<int>(args.m)};
+    const FewPlan& plan = known_plan<Decoder, MP>(work, device);
+    if (plan.warps == 0) return false;
+    const FewParams p = few_params<Decoder>(args, work, plan);
+    if (plan.total_tiles > 0) {
+        launch_few<T, Decoder, MP, true>(p, plan, args.weight.groups, device, stream);
+    } else {
+        launch_few<T, Decoder, MP, false>(p, plan, args.weight.groups, device, stream);
+    }
+    return true;
 }
 
 }  // namespace
-}  // namespace matmul
+}  // namespace tiled
 
-int64_t matmul_rows(int device) {
-    using namespace matmul;
-    if (device_facts(device).capability < kMatmulCapability) return 0;
+int64_t tiled_linear_rows(int device) {
+    using namespace tiled;
+    if (device_facts(device).capability < kTiledCapability) return 0;
     const DeviceGuard guard(device);
-    const auto kernel = gemv_kernel<__nv_bfloat16, 2, 1, GemvLayout<2, 1>::kCopies, false>;
+    const auto kernel = few_kernel<__nv_bfloat16, PlanesTiles<2>::Few<1>, 1, false>;
     cudaFuncAttributes attributes = {};
-    check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "gemv", "attributes");
-    if (attributes.ptxVersion < kMatmulCapability) return 0;
-    return device_facts(device).shared_bytes >= kBlockShared ? INT64_MAX : kGemvMaxBatch;
+    check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "few", "attributes");
+    if (attributes.ptxVersion < kTiledCapability) return 0;
+    return device_facts(device).shared_bytes >= kBlockShared ? INT64_MAX : kFewRows;
 }
 
-void gemv_cuda(const TileMatmulArgs& args, int device, void* stream) {
+void tiled_few_cuda(const TiledLinearArgs& args, int device, void* stream) {
+    using namespace tiled;
     const DeviceGuard guard(device);
-    matmul::with_instance("gemv", args, [&](auto type, auto bits) {
-        matmul::with_gemv_rows(args.m, [&](auto mp) {
-            matmul::launch_gemv_mp<typename decltype(type)::Type, bits, mp>(args, device,
-                                                                            static_cast<cudaStream_t>(stream));
+    const auto on = static_cast<cudaStream_t>(stream);
+    with_instance("few", args, [&](auto element, auto codec) {
+        using T = typename decltype(element)::Type;
+        using Codec = decltype(codec);
+        with_few_rows(args.m, [&](auto mp) {
+            using Usual = typename Codec::template Few<mp>;
+            using Smaller = typename Codec::template FewSmaller<mp>;
+            if (try_few<T, Usual, mp>(args, device, on)) return;
+            if (!std::is_same_v<Usual, Smaller> && try_few<T, Smaller, mp>(args, device, on)) return;
+            throw std::runtime_error("few: does not fit this device's shared memory");
         });
     });
 }

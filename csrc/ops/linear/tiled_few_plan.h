@@ -1,31 +1,30 @@
-// How gemv's work is cut (ops/tiled_few.cuh has what is cut): for a card and an instance, the least cost of what
-// fits.
+// How the work of the kernel for few rows of x (tiled_few.cuh) is cut: for a card and an instance of the kernel, the
+// cut of least cost among those that fit.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include "format/tile_table.h"
+#include "format/tile_order.h"
 #include "ops/linear/tiled.h"
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
-constexpr int kGemvMaxWarps = 16, kGemvMaxSplitShift = 3, kGemvMaxSplits = 1 << kGemvMaxSplitShift;
+constexpr int kFewMaxWarps = 16, kFewMaxSplitShift = 3, kFewMaxSplits = 1 << kFewMaxSplitShift;
 
 // How an instance of the kernel is made up, measured on an H200. MP: rows of x it has room for.
-template <int K, int MP>
-struct GemvLayout {
-    static constexpr bool kScaled = MP == 16;                       // weights, instead of sums
-    static constexpr int kInRegisters = K == 2 && MP < 16 ? 1 : 0;  // subtiles of four decoded there
-    static constexpr int kCopies = K == 5 && MP >= 8 ? 16 : 32;     // of a table entry: the rest goes to sums
-    static constexpr int kStages = MP == 8 ? 3 : MP == 1 && K <= 4 ? 3 : 2;
+template <class Decoder, int MP>
+struct FewLayout {
+    static constexpr int kLargeRecord = 2304;         // bytes; more than those of 4 bits a weight
+    static constexpr bool kScaledWeights = MP == 16;  // weights are scaled, instead of sums
+    static constexpr int kStages = MP == 8 || (MP == 1 && Decoder::kRecordBytes < kLargeRecord) ? 3 : 2;  // of a ring
     static constexpr bool kAhead = MP == 1;  // registers are left to fetch a chunk's activations before their turn
 };
 
 // The instance for m rows of x: run(std::integral_constant<int, MP>).
 template <typename Run>
-void with_gemv_rows(int64_t m, Run&& run) {
+void with_few_rows(int64_t m, Run&& run) {
     if (m == 1) return run(std::integral_constant<int, 1>{});
     if (m == 2) return run(std::integral_constant<int, 2>{});
     if (m <= 4) return run(std::integral_constant<int, 4>{});
@@ -34,58 +33,57 @@ void with_gemv_rows(int64_t m, Run&& run) {
 }
 
 // What an instance needs of shared memory.
-struct GemvSizes {
+struct FewSizes {
     int table, ring;  // bytes; of the ring for each warp
     int mp;
     int sums() const { return kTileRows * mp * 4; }  // bytes, of a row tile
 };
 
-template <int K, int MP, int Copies = GemvLayout<K, MP>::kCopies>
-constexpr GemvSizes kGemvSizes{TableSize<K, Copies>::kBytes, GemvLayout<K, MP>::kStages * Record<K>::kBytes, MP};
+template <class Decoder, int MP>
+constexpr FewSizes kFewSizes{Decoder::kTableBytes, FewLayout<Decoder, MP>::kStages * Decoder::kRecordBytes, MP};
 
 // The matrix as the cut sees it.
-struct GemvWork {
+struct FewWork {
     int tiles_per_group = 0, groups = 0, chunks = 0, m = 0;
-    bool operator==(const GemvWork& other) const {
+    bool operator==(const FewWork& other) const {
         return tiles_per_group == other.tiles_per_group && groups == other.groups && chunks == other.chunks &&
                m == other.m;
     }
 };
 
-struct GemvCard {
+struct FewCard {
     int multiprocessors = 0, shared_bytes = 0;  // of a block
-    int clusters[kGemvMaxSplitShift + 1] = {};  // of 2^i CTAs, that run at a time; [0] and where there are none: 0
+    int clusters[kFewMaxSplitShift + 1] = {};   // of 2^i CTAs, that run at a time; [0] and where there are none: 0
 };
 
-struct GemvPlan {
+struct FewPlan {
     int warps = 0;         // of a CTA; 0: nothing fits
-    int lane_shift = 0;    // log2 of the lanes: of warps, for row tiles in turn
+    int team_shift = 0;    // log2 of the teams of warps, which take row tiles in turn
     int split_shift = 0;   // log2 of the CTAs that share a part, by chunks
     int parts = 0;         // of a group's row tiles, one CTA (times splits) each
-    int passes = 0;        // until a lane's warps have been through all chunks
-    int batch = 0;         // row tiles between two sums over the warps; a multiple of the lanes
+    int passes = 0;        // until the warps of a team have been through all chunks
+    int batch = 0;         // row tiles between two sums over the warps; a multiple of the teams
     int total_tiles = 0;   // row tiles whose sums have a place in shared memory; 0: they go to y as they come
     bool cluster = false;  // the CTAs that share a part are a cluster
-    int lanes() const { return 1 << lane_shift; }
+    int teams() const { return 1 << team_shift; }
     int splits() const { return 1 << split_shift; }
-    int bytes(const GemvSizes& sizes) const {
-        return sizes.table + warps * sizes.ring + (total_tiles + batch * (warps / lanes())) * sizes.sums();
+    int bytes(const FewSizes& sizes) const {
+        return sizes.table + warps * sizes.ring + (total_tiles + batch * (warps / teams())) * sizes.sums();
     }
 };
 
-// Do the partial sums of so many splits fit the workspace (matmul_workspace_bytes), and their counters?
-inline bool splits_fit(const GemvWork& work, int parts, int splits, const GemvCard& card) {
+// Do the partial sums of so many splits fit the workspace (tiled_workspace_bytes), and their counters?
+inline bool splits_fit(const FewWork& work, int parts, int splits, const FewCard& card) {
     const int64_t sums = static_cast<int64_t>(work.tiles_per_group) * work.groups * kTileRows * work.m * splits;
-    return sums <= card.multiprocessors * kWorkspaceSums &&
-           static_cast<int64_t>(parts) * work.groups <= kMatmulCounters;
+    return sums <= card.multiprocessors * kWorkspaceSums && static_cast<int64_t>(parts) * work.groups <= kTiledCounters;
 }
 
 // Row tiles between two sums over the warps, and the places for totals that it takes; false if nothing fits.
-inline bool place_sums(GemvPlan& plan, const GemvSizes& sizes, int tiles, int shared_bytes) {
-    const int lanes = plan.lanes(), of_batch = plan.warps / lanes * sizes.sums();
+inline bool place_sums(FewPlan& plan, const FewSizes& sizes, int tiles, int shared_bytes) {
+    const int teams = plan.teams(), of_batch = plan.warps / teams * sizes.sums();
     const auto batch = [&](int places) {
         const int room = shared_bytes - sizes.table - plan.warps * sizes.ring - places * sizes.sums();
-        return std::min((tiles + lanes - 1) / lanes, std::max(room, 0) / (of_batch * lanes)) * lanes;
+        return std::min((tiles + teams - 1) / teams, std::max(room, 0) / (of_batch * teams)) * teams;
     };
     plan.total_tiles = 0;
     plan.batch = batch(0);
@@ -95,9 +93,9 @@ inline bool place_sums(GemvPlan& plan, const GemvSizes& sizes, int tiles, int sh
 
 // In hundredths of the time that a multiprocessor takes for a record, fitted to an H200: the records of the busiest one
 // (its four schedulers have whole warps), the activations that its warps fetch, its sums.
-inline int64_t gemv_cost(const GemvPlan& plan, const GemvSizes& sizes, int tiles, int waves) {
-    const int lanes = plan.lanes(), warps = std::max((plan.warps + 3) / 4 * 4, 8);
-    const int64_t records = static_cast<int64_t>(plan.passes) * ((tiles + lanes - 1) / lanes) * warps;
+inline int64_t few_cost(const FewPlan& plan, const FewSizes& sizes, int tiles, int waves) {
+    const int teams = plan.teams(), warps = std::max((plan.warps + 3) / 4 * 4, 8);
+    const int64_t records = static_cast<int64_t>(plan.passes) * ((tiles + teams - 1) / teams) * warps;
     int each = 100;
     if (sizes.mp <= 4) each += 3 * (16 - warps);
     if (sizes.mp == 8) each += warps == 12 ? 0 : warps > 12 ? 15 : 14;
@@ -109,12 +107,12 @@ inline int64_t gemv_cost(const GemvPlan& plan, const GemvSizes& sizes, int tiles
 }
 
 // The least cost among the cuts that fit, with `rounds` times as many parts as run at a time; no warps if none does.
-inline GemvPlan plan_gemv(const GemvSizes& sizes, const GemvWork& work, const GemvCard& card, int rounds = 1) {
-    const int most_lanes = work.chunks <= 4 ? 8 : 2;
-    GemvPlan best;
+inline FewPlan plan_few(const FewSizes& sizes, const FewWork& work, const FewCard& card, int rounds = 1) {
+    const int most_teams = work.chunks <= 4 ? 8 : 2;
+    FewPlan best;
     int64_t least = INT64_MAX;
     bool finest = true;  // every part is one row tile already
-    for (int split_shift = 0; 1 << split_shift <= std::min(kGemvMaxSplits, work.chunks); ++split_shift) {
+    for (int split_shift = 0; 1 << split_shift <= std::min(kFewMaxSplits, work.chunks); ++split_shift) {
         const int splits = 1 << split_shift, clusters = card.clusters[split_shift];
         const int at_a_time = clusters > 0 ? clusters : std::max(card.multiprocessors / splits, 1);
         const int parts = std::clamp(at_a_time * rounds / work.groups, 1, work.tiles_per_group);
@@ -122,18 +120,18 @@ inline GemvPlan plan_gemv(const GemvSizes& sizes, const GemvWork& work, const Ge
         finest = finest && tiles == 1;
         const int waves = (work.groups * parts + at_a_time - 1) / at_a_time;
         if (split_shift > 0 && clusters == 0 && !splits_fit(work, parts, splits, card)) break;
-        for (int lane_shift = 0; 1 << lane_shift <= std::min(most_lanes, tiles); ++lane_shift) {
-            for (int warps = kGemvMaxWarps; warps >= std::max(4, 1 << lane_shift); warps -= 1 << lane_shift) {
-                const int side_by_side = (warps >> lane_shift) * splits;
-                GemvPlan plan;
+        for (int team_shift = 0; 1 << team_shift <= std::min(most_teams, tiles); ++team_shift) {
+            for (int warps = kFewMaxWarps; warps >= std::max(4, 1 << team_shift); warps -= 1 << team_shift) {
+                const int side_by_side = (warps >> team_shift) * splits;
+                FewPlan plan;
                 plan.warps = warps;
-                plan.lane_shift = lane_shift;
+                plan.team_shift = team_shift;
                 plan.split_shift = split_shift;
                 plan.parts = parts;
                 plan.passes = (work.chunks + side_by_side - 1) / side_by_side;
                 plan.cluster = clusters > 0;
                 if (!place_sums(plan, sizes, tiles, card.shared_bytes)) continue;
-                const int64_t cost = gemv_cost(plan, sizes, tiles, waves);
+                const int64_t cost = few_cost(plan, sizes, tiles, waves);
                 if (cost < least) {
                     least = cost;
                     best = plan;
@@ -141,7 +139,7 @@ inline GemvPlan plan_gemv(const GemvSizes& sizes, const GemvWork& work, const Ge
             }
         }
     }
-    return best.warps == 0 && !finest ? plan_gemv(sizes, work, card, 2 * rounds) : best;
+    return best.warps == 0 && !finest ? plan_few(sizes, work, card, 2 * rounds) : best;
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

@@ -1,16 +1,17 @@
-// What gemv's warps, and the CTAs that share columns, do with their sums: ops/tiled_few.cuh.
+// Sums of the kernel for few rows of x (tiled_few.cuh): of a warp, over the warps of a CTA, over CTAs that share
+// columns.
 #pragma once
 
 #include <type_traits>
 
-#include "codecs/planes_tiles.cuh"
+#include "codecs/tile_levels.cuh"
 #include "cuda/mma.cuh"
 #include "ops/linear/tiled_few_plan.h"
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
-// What a thread would have to divide for is here, divided: at M = 1 a kernel lasts as long as some hundred divisions.
-struct GemvParams {
+// Quotients are computed on the host, not by each thread: at M = 1 the kernel lasts as long as some hundred divisions.
+struct FewParams {
     const void* x;
     const uint8_t* tiles;
     const float* codebook;
@@ -21,22 +22,22 @@ struct GemvParams {
     int64_t rows, cols;
     int m;
     int tiles_per_group;           // row tiles
-    int parts;                     // as in GemvPlan
+    int parts;                     // as in FewPlan
     int part_tiles, longer;        // row tiles of a part: part_tiles, and one more in the first `longer`
     int chunks;                    // of 256 columns
-    int split_shift;               // as in GemvPlan
-    int lane_shift;                // as in GemvPlan
-    int lane_warps;                // of a lane, for chunks side by side
-    int passes;                    // as in GemvPlan
+    int split_shift;               // as in FewPlan
+    int team_shift;                // as in FewPlan
+    int team_warps;                // of a team, for chunks side by side
+    int passes;                    // as in FewPlan
     int64_t tile_step, pass_step;  // bytes from a warp's record to that of its next row tile; to that of its next chunk
-    int batch;                     // as in GemvPlan
-    int total_tiles;               // as in GemvPlan
-    bool cluster;                  // as in GemvPlan
+    int batch;                     // as in FewPlan
+    int total_tiles;               // as in FewPlan
+    bool cluster;                  // as in FewPlan
     bool vector_x;                 // rows of x can be read 16 bytes at a time
     int whole_chunks;              // that lie within the columns, if so; else 0
 };
 
-// The b-operands of a chunk: one for each block, for 16 rows of x two.
+// b-operands of a chunk: one for each block; for 16 rows of x, two.
 template <int MP>
 constexpr int kOperands = MP == 16 ? 16 : 8;
 
@@ -83,29 +84,30 @@ __device__ __forceinline__ void store_partial(const float (&sums)[kOperands<MP> 
 }
 
 template <typename T>
-__device__ __forceinline__ void store_output(const GemvParams& p, int m, int64_t row, float v, int exponent) {
+__device__ __forceinline__ void store_output(const FewParams& p, int m, int64_t row, float v, int exponent) {
     v = multiply_exp2(v, exponent);
-    if (p.bias) v += Pair<T>::to_float(static_cast<const T*>(p.bias)[row]);
-    static_cast<T*>(p.y)[m * p.rows + row] = Pair<T>::from_float(v);
+    if (p.bias) v += Element<T>::widen(static_cast<const T*>(p.bias)[row]);
+    static_cast<T*>(p.y)[m * p.rows + row] = Element<T>::round(v);
 }
 
-// Sums over a lane's warps, in their order, for `tiles` row tiles from `tile` on: to y, or to `totals` [tiles][MP][16].
+// Adds up what the warps of a team have, in their order, for `tiles` row tiles from `tile` on: to y, or to `totals`
+// [tiles][MP][16].
 template <typename T, int MP>
-__device__ __forceinline__ void sum_warps(const GemvParams& p, const float* sums, int64_t tile, int tiles,
-                                          float* totals, bool add, int exponent) {
+__device__ __forceinline__ void sum_warps(const FewParams& p, const float* sums, int64_t tile, int tiles, float* totals,
+                                          bool add, int exponent) {
     constexpr int kSide = MP < 8 ? MP : 8, kWide = MP < 4 ? 1 : 4;  // neighbours that a thread has
     constexpr int kThreads = kTileRows * MP / kWide;                // for a row tile
     using Wide = std::conditional_t<kWide == 4, float4, float>;
     for (int i = threadIdx.x; i < tiles * kThreads; i += blockDim.x) {
-        const Wide* from = reinterpret_cast<const Wide*>(sums) + i / kThreads * p.lane_warps * kThreads + i % kThreads;
+        const Wide* from = reinterpret_cast<const Wide*>(sums) + i / kThreads * p.team_warps * kThreads + i % kThreads;
         float v[kWide] = {};
 #pragma unroll
-        for (int w0 = 0; w0 < kGemvMaxWarps; w0 += 8) {  // loads in flight
-            if (w0 >= p.lane_warps) break;
+        for (int w0 = 0; w0 < kFewMaxWarps; w0 += 8) {  // loads in flight
+            if (w0 >= p.team_warps) break;
             float part[8][kWide] = {};
 #pragma unroll
             for (int w = 0; w < 8; ++w) {
-                if (w0 + w < p.lane_warps) *reinterpret_cast<Wide*>(part[w]) = from[(w0 + w) * kThreads];
+                if (w0 + w < p.team_warps) *reinterpret_cast<Wide*>(part[w]) = from[(w0 + w) * kThreads];
             }
 #pragma unroll
             for (int w = 0; w < 8; ++w) {
@@ -129,7 +131,7 @@ __device__ __forceinline__ void sum_warps(const GemvParams& p, const float* sums
 
 // The totals of `tiles` row tiles to y. In a cluster, each CTA does a share of it, for all of them.
 template <typename T, int MP>
-__device__ __forceinline__ void store_totals(const GemvParams& p, const float* totals, int64_t tile, int tiles,
+__device__ __forceinline__ void store_totals(const FewParams& p, const float* totals, int64_t tile, int tiles,
                                              int split, int exponent) {
     constexpr int kSums = kTileRows * MP;
     const int splits = 1 << p.split_shift, shares = p.cluster ? splits : 1, count = tiles * kSums;
@@ -144,11 +146,11 @@ __device__ __forceinline__ void store_totals(const GemvParams& p, const float* t
         if (m >= p.m || row >= p.rows) continue;
         float v = 0.0f;
         if (p.cluster) {
-            float part[kGemvMaxSplits];
+            float part[kFewMaxSplits];
 #pragma unroll
-            for (int s = 0; s < kGemvMaxSplits; ++s) part[s] = s < shares ? load_cluster(totals + i, s) : 0.0f;
+            for (int s = 0; s < kFewMaxSplits; ++s) part[s] = s < shares ? load_cluster(totals + i, s) : 0.0f;
 #pragma unroll
-            for (int s = 0; s < kGemvMaxSplits; ++s) v += part[s];
+            for (int s = 0; s < kFewMaxSplits; ++s) v += part[s];
         } else {
             v = totals[i];
         }
@@ -163,7 +165,7 @@ __device__ __forceinline__ void store_totals(const GemvParams& p, const float* t
 
 // The last CTA of a part to finish adds the splits in their order.
 template <typename T>
-__device__ __forceinline__ void sum_splits(const GemvParams& p, int part, int64_t tile, int tiles, int exponent) {
+__device__ __forceinline__ void sum_splits(const FewParams& p, int part, int64_t tile, int tiles, int exponent) {
     const int splits = 1 << p.split_shift;
     __threadfence();
     __syncthreads();
@@ -184,4 +186,4 @@ __device__ __forceinline__ void sum_splits(const GemvParams& p, int part, int64_
     }
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

@@ -1,4 +1,4 @@
-// Host side of a matmul kernel's launch: shared memory above 48 KB, programmatic dependent launch, errors as
+// Host side of a tiled kernel's launch: shared memory above 48 KB, programmatic dependent launch, errors as
 // exceptions.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include "cuda/launch.cuh"
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
 constexpr int kMaxDevices = 64;
 
@@ -79,4 +79,4 @@ void launch(const char* op, Kernel<Params> kernel, Raised& raised, const Params&
     check_cuda(cudaLaunchKernelEx(&config, kernel, params), op, "launch");
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

@@ -1,4 +1,4 @@
-// y = x W^T for 9 and more rows of x, and for experts: weights decoded in registers, multiplied by 8 * NT rows of x.
+// y = x W^T for tens of rows of x, and for experts: weights decoded in registers, multiplied by 8 * NT rows of x.
 //
 // A CTA has up to 8 warps of two row tiles each (16 of one for NT = 1), and walks along a range of chunks of 256
 // columns. Of a chunk, every warp copies its records and all warps together the activations, `kStages` chunks ahead
@@ -9,16 +9,17 @@
 //     shared memory:  table | ring: warps x kStages x kTiles records | kStages x 8*NT rows of activations + 64 bytes
 //
 // The 64 bytes put neighbouring rows half the banks apart, so that the 16-byte loads of b-operands do not collide.
-// Where there are few row tiles, `splits` CTAs share the columns; the last warp to arrive at its row tiles adds all of
-// them up in their order, from the workspace.
+// Where there are few row tiles, `splits` CTAs share the columns; the last warp to arrive at its row tiles adds up what
+// all of them left in the workspace, in their order.
 #pragma once
 
-#include "codecs/planes_record.cuh"
+#include "codecs/tile_levels.cuh"
+#include "cuda/shared_base.cuh"
 #include "ops/linear/tiled.h"
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
-struct GemmParams {
+struct ManyParams {
     const void* x;
     const uint8_t* tiles;
     const float* codebook;
@@ -38,8 +39,8 @@ struct GemmParams {
 };
 
 // For one matrix, not for experts; x and vector_x are the caller's.
-inline GemmParams gemm_params(const TileMatmulArgs& args, int blocks_per_group, int splits) {
-    GemmParams p{};
+inline ManyParams many_params(const TiledLinearArgs& args, int blocks_per_group, int splits) {
+    ManyParams p{};
     p.tiles = reinterpret_cast<const uint8_t*>(args.weight.words);
     p.codebook = args.weight.codebook;
     p.bias = args.bias;
@@ -57,30 +58,28 @@ inline GemmParams gemm_params(const TileMatmulArgs& args, int blocks_per_group, 
     return p;
 }
 
-constexpr int kGemmTilesPerBlock = 16;  // row tiles of a CTA at most
-static_assert(kGemmTilesPerBlock * kTileRows * kGemmSlice <= kWorkspaceSums);
-constexpr int kGemmInRegisters = 1;  // subtiles of four decoded in registers (K = 2, 3)
+constexpr int kManyTilesPerBlock = 16;  // row tiles of a CTA at most
+static_assert(kManyTilesPerBlock * kTileRows * kManyRows <= kWorkspaceSums);
 
-template <int K, int NT>
-struct GemmLayout {
+template <class Decoder, int NT>
+struct ManyLayout {
     static constexpr int kTiles = NT == 1 ? 1 : 2;  // row tiles of a warp
-    static constexpr int kMaxWarps = kGemmTilesPerBlock / kTiles;
-    static constexpr int kCopies = K == 5 ? 16 : 32;
+    static constexpr int kMaxWarps = kManyTilesPerBlock / kTiles;
     static constexpr int kRowBytes = kTileCols * 2 + 64;
     static constexpr int kActivations = 8 * NT * kRowBytes;
-    static constexpr int kStageBytes = kMaxWarps * kTiles * Record<K>::kBytes + kActivations;
-    static constexpr int kFit = (kBlockShared - Table<K, kCopies>::kBytes) / kStageBytes;
+    static constexpr int kStageBytes = kMaxWarps * kTiles * Decoder::kRecordBytes + kActivations;
+    static constexpr int kFit = (kBlockShared - Decoder::kTableBytes) / kStageBytes;
     static constexpr int kStages = kFit > 4 ? 4 : kFit;
     static_assert(kStages >= 2);
     static constexpr int bytes(int warps) {
-        return Table<K, kCopies>::kBytes + kStages * (warps * kTiles * Record<K>::kBytes + kActivations);
+        return Decoder::kTableBytes + kStages * (warps * kTiles * Decoder::kRecordBytes + kActivations);
     }
 };
 
 // 8 * NT rows of x from row m0 on, the columns of one chunk, to shared memory; zeros past the ends. All threads, a warp
 // for a row.
 template <typename T, int NT, int RowBytes>
-__device__ __forceinline__ void copy_activations(const GemmParams& p, const T* x, int64_t m0, int64_t m, int chunk,
+__device__ __forceinline__ void copy_activations(const ManyParams& p, const T* x, int64_t m0, int64_t m, int chunk,
                                                  uint8_t* to) {
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const int64_t col = static_cast<int64_t>(chunk) * kTileCols + lane * 8;
@@ -91,31 +90,28 @@ __device__ __forceinline__ void copy_activations(const GemmParams& p, const T* x
         if (p.vector_x) {
             copy_async_16(shared_address(place), source, inside ? 16 : 0);
         } else {
-            for (int e = 0; e < 8; ++e) {
-                reinterpret_cast<uint16_t*>(place)[e] =
-                    inside && col + e < p.cols ? reinterpret_cast<const uint16_t*>(source)[e] : uint16_t{0};
-            }
+            *reinterpret_cast<uint4*>(place) = load_eight_in_row(source, inside ? col : p.cols, p.cols);
         }
     }
 }
 
 // sum[tile][n] += 16 x 256 weights times the activations of column tile n, for each row tile of the warp. `own` and
 // `scales`: shared addresses of the lane's words in the first record and of the scales of its rows.
-template <typename T, int K, int NT, int Tiles, typename Decode>
-__device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, const uint8_t* x, const Decode& decode,
+template <typename T, int NT, class Decoder, int Tiles>
+__device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, const uint8_t* x, const Decoder& decoder,
                                                float (&sum)[Tiles][NT][4]) {
-    constexpr int kRowBytes = GemmLayout<K, NT>::kRowBytes, kSideBySide = NT < 4 ? NT : 4;
+    constexpr int kRowBytes = ManyLayout<Decoder, NT>::kRowBytes, kSideBySide = NT < 4 ? NT : 4;
     const uint8_t* fragment = x + threadIdx.x % 32 / 4 * kRowBytes + threadIdx.x % 4 * 16;
-    uint32_t w[Tiles][4 * K];
+    uint32_t w[Tiles][Decoder::kWords];
 #pragma unroll
-    for (int r = 0; r < Tiles; ++r) load_words<K>(own + r * Record<K>::kBytes, w[r]);
+    for (int r = 0; r < Tiles; ++r) Decoder::load_words(own + r * Decoder::kRecordBytes, w[r]);
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
+    for (int s = 0; s < kSubtiles; ++s) {
         uint32_t a[Tiles][16];
 #pragma unroll
         for (int r = 0; r < Tiles; ++r) {
-            decode(w[r] + s * K, s, a[r]);
-            scale_subtile<T>(load_record_32(scales + r * Record<K>::kBytes + 4 * s), a[r]);
+            decoder.decode(w[r], s, a[r]);
+            Decoder::template scale_weights<T>(Decoder::load_scale(scales + r * Decoder::kRecordBytes, s), a[r]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -145,7 +141,7 @@ __device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, co
 
 // The sums of a warp's row tiles over all splits, in their order. True for the one warp that holds them all in the end.
 template <int N>
-__device__ __forceinline__ bool gather_splits(const GemmParams& p, int warp, int split, float (&sum)[N][4]) {
+__device__ __forceinline__ bool gather_splits(const ManyParams& p, int warp, int split, float (&sum)[N][4]) {
     const int lane = threadIdx.x % 32;
     float4* slot = p.partial + static_cast<int64_t>(warp) * p.splits * N * 32 + lane;
 #pragma unroll
@@ -171,38 +167,37 @@ __device__ __forceinline__ bool gather_splits(const GemmParams& p, int warp, int
 }
 
 template <typename T, int NT>
-__device__ __forceinline__ void store_tile(const GemmParams& p, T* y, int64_t row0, int64_t m0, int64_t m, int exponent,
+__device__ __forceinline__ void store_tile(const ManyParams& p, T* y, int64_t row0, int64_t m0, int64_t m, int exponent,
                                            const float (&sum)[NT][4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int64_t row = row0 + g + 8 * half;
         if (row >= p.rows) continue;
-        const float bias = p.bias ? Pair<T>::to_float(static_cast<const T*>(p.bias)[row]) : 0.0f;
+        const float bias = p.bias ? Element<T>::widen(static_cast<const T*>(p.bias)[row]) : 0.0f;
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const int64_t column = m0 + n * 8 + 2 * t + c;
                 const float v = multiply_exp2(sum[n][2 * half + c], exponent) + bias;
-                if (column < m) y[column * p.rows + row] = Pair<T>::from_float(v);
+                if (column < m) y[column * p.rows + row] = Element<T>::round(v);
             }
         }
     }
 }
 
-template <typename T, int K, int NT>
-__global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_kernel(const GemmParams p) {
+template <typename T, class Decoder, int NT>
+__global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void many_kernel(const ManyParams p) {
 #if __CUDA_ARCH__ >= 800
-    using Layout = GemmLayout<K, NT>;
-    constexpr int kStages = Layout::kStages, kTiles = Layout::kTiles, kSlotBytes = kTiles * Record<K>::kBytes;
+    using Layout = ManyLayout<Decoder, NT>;
+    constexpr int kStages = Layout::kStages, kTiles = Layout::kTiles, kSlotBytes = kTiles * Decoder::kRecordBytes;
     extern __shared__ __align__(1024) uint8_t shared[];
-    check_table_base(shared);
+    check_shared_base(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const uint32_t ring =
-        shared_address(shared) + Table<K, Layout::kCopies>::kBytes + warp * kStages * kSlotBytes + lane * 16;
-    const int to_scales = scales_from_own<K>();
-    uint8_t* const staged = shared + Table<K, Layout::kCopies>::kBytes + warps * kStages * kSlotBytes;
+    const uint32_t ring = shared_address(shared) + Decoder::kTableBytes + warp * kStages * kSlotBytes + lane * 16;
+    const int to_scales = Decoder::scales_offset();
+    uint8_t* const staged = shared + Decoder::kTableBytes + warps * kStages * kSlotBytes;
 
     // Which row tiles, which chunks.
     const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits, group = block / p.blocks_per_group;
@@ -212,11 +207,11 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
     const int64_t tile = static_cast<int64_t>(group) * p.tiles_per_group + tile_in_group;
     const int first = static_cast<int64_t>(split) * p.chunks / p.splits,
               end = static_cast<int64_t>(split + 1) * p.chunks / p.splits;
-    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Record<K>::kBytes + lane * 16;
+    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Decoder::kRecordBytes + lane * 16;
 
-    // Weights and codebook do not change (ops/repack.h) and are read before the kernel ahead has ended; x and offsets
-    // are its.
-    const float level = load_level<K>(p.codebook + group * (1 << K));
+    // Weights and codebook do not change (ops/codec/repack.h) and are read before the kernel ahead has ended; x and
+    // offsets are its results.
+    const float level = Decoder::load_level(p.codebook, group);
     launch_dependents();
     if (p.offsets) wait_for_dependency();
     const int expert = group / p.groups_per_expert;
@@ -224,17 +219,18 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
     const int64_t m = p.offsets ? p.offsets[expert + 1] - begin_m : p.m;
     if (m <= 0) return;
     const T* const x = static_cast<const T*>(p.x) + begin_m * p.cols;
-    int exponent;
-    const uint32_t kept = normalised_level<T, K>(level, exponent, ScalePairs<T>::kLift);
-    const Decoder<K, Layout::kCopies, kGemmInRegisters> decode(kept);
+    int taken;
+    const uint32_t kept = Decoder::template normalise<T, true>(level, taken);
+    const Decoder decoder(kept);
 
     const auto copy_weights = [&](int chunk, int slot) {
         if (chunk >= end) return;
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
             if (r >= tiles) continue;
-            const uint8_t* from = records + (static_cast<int64_t>(r) * p.chunks + chunk - first) * Record<K>::kBytes;
-            copy_record<K>(ring + slot * kSlotBytes + r * Record<K>::kBytes, from);
+            const uint8_t* from =
+                records + (static_cast<int64_t>(r) * p.chunks + chunk - first) * Decoder::kRecordBytes;
+            Decoder::copy_record(ring + slot * kSlotBytes + r * Decoder::kRecordBytes, from);
         }
     };
     const auto copy_x = [&](int chunk, int slot, int64_t m0) {
@@ -247,7 +243,7 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
 #pragma unroll
         for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
         if (m0 == 0) {
-            fill_table<K, Layout::kCopies>(kept, warp, warps);
+            Decoder::fill_table(kept, warp, warps);
             wait_for_dependency();
         }
 #pragma unroll
@@ -263,8 +259,7 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
             copy_x(chunk + kStages - 1, free_slot, m0);
             if (tiles > 0) {
                 const uint32_t record = fresh(ring + slot * kSlotBytes);
-                multiply_chunk<T, K, NT, kTiles>(record, record + to_scales, staged + slot * Layout::kActivations,
-                                                 decode, sum);
+                multiply_chunk<T, NT>(record, record + to_scales, staged + slot * Layout::kActivations, decoder, sum);
             }
             slot = slot + 1 == kStages ? 0 : slot + 1;
         }
@@ -281,12 +276,12 @@ __global__ __launch_bounds__(GemmLayout<K, NT>::kMaxWarps * 32, 1) void gemm_ker
         for (int r = 0; r < kTiles; ++r) {
             if (r >= tiles) continue;
             store_tile<T, NT>(p, static_cast<T*>(p.y) + begin_m * p.rows, row0 + r * kTileRows, m0, m,
-                              exponent - ScalePairs<T>::kBias, sum[r]);
+                              sums_exponent<T, true>(taken), sum[r]);
         }
     }
 #else
-    __trap();  // matmul_rows keeps callers from here
+    __trap();  // tiled_linear_rows keeps callers from here
 #endif
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled

@@ -1,6 +1,6 @@
 // y = x W^T for tens to hundreds of rows of x, on sm_90a: weights decoded in registers, where wgmma takes them from.
 //
-// A warpgroup owns 64 rows of W, 16 a warp, and all N rows of x that the CTA has; `Groups` warpgroups share the x that
+// A warpgroup owns 64 rows of W, 16 a warp, and all N rows of x that the CTA has; `Warpgroups` of them share the x that
 // the CTA stages. wgmma runs beside the warps: while a subtile of 64 columns is being multiplied, the next is decoded
 // into other registers, so that the tensor cores wait for nobody as long as decoding is the shorter part.
 //
@@ -24,27 +24,21 @@
 #include "cuda/wgmma.cuh"
 #include "ops/linear/tiled_many.cuh"
 
-namespace kbitq::matmul {
+namespace kbitq::tiled {
 
 constexpr int kCoreCols = 8;
 
-// Subtiles of four decoded without the table. Integer units are scarce here, until wide operands of x take so much of
-// the shared memory's bandwidth that the table's 8-byte entries of K = 2 are too much for it.
-template <int K, int N>
-constexpr int kWideInRegisters = K == 2 && N >= 128 ? 1 : 0;
-
-template <int K, int N, int Groups>
-struct WideLayout {
-    static constexpr int kThreads = Groups * 128;
-    static constexpr int kWarps = Groups * 4;
-    static constexpr int kCopies = K == 5 ? 16 : 32;
+template <class Decoder, int N, int Warpgroups>
+struct Sm90Layout {
+    static constexpr int kThreads = Warpgroups * 128;
+    static constexpr int kWarps = Warpgroups * 4;
     static constexpr int kSlots = N > 128 ? 3 : 4;
     static constexpr int kPieceCols = N > 64 ? 64 : 128;
     static constexpr int kCoreBytes = N * 16;
     static constexpr int kSlotBytes = kPieceCols / kCoreCols * kCoreBytes;
     static constexpr int kBarrierBytes = 1024;  // keeps what follows aligned
-    static constexpr int kStageBytes = kWarps * Record<K>::kBytes;
-    static constexpr int kFixed = Table<K, kCopies>::kBytes + kBarrierBytes + kSlots * kSlotBytes;
+    static constexpr int kStageBytes = kWarps * Decoder::kRecordBytes;
+    static constexpr int kFixed = Decoder::kTableBytes + kBarrierBytes + kSlots * kSlotBytes;
     static constexpr int kFit = (kBlockShared - kFixed) / kStageBytes;
     static constexpr int kStages = kFit > 4 ? 4 : kFit;
     static_assert(kStages >= 2);
@@ -78,11 +72,7 @@ __global__ __launch_bounds__(kArrangeThreads) void arrange_kernel(const ArrangeP
         if (p.vector_x) {
             if (col < p.cols) v[t] = *reinterpret_cast<const uint4*>(from + col);
         } else {
-            uint32_t e[8];
-#pragma unroll
-            for (int j = 0; j < 8; ++j)
-                e[j] = col + j < p.cols ? reinterpret_cast<const uint16_t*>(from)[col + j] : uint16_t{0};
-            v[t] = make_uint4(e[0] | e[1] << 16, e[2] | e[3] << 16, e[4] | e[5] << 16, e[6] | e[7] << 16);
+            v[t] = load_eight_in_row(from + col, col, p.cols);
         }
     }
     uint4* to = p.out + static_cast<int64_t>(block) * 4 * p.n + row;
@@ -93,18 +83,18 @@ __global__ __launch_bounds__(kArrangeThreads) void arrange_kernel(const ArrangeP
 }
 
 // p.x is what arrange_kernel made.
-template <typename T, int K, int N, int Groups>
-__global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams p) {
+template <typename T, class Decoder, int N, int Warpgroups>
+__global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyParams p) {
 #if KBITQ_WGMMA
-    using Layout = WideLayout<K, N, Groups>;
+    using Layout = Sm90Layout<Decoder, N, Warpgroups>;
     constexpr int kStages = Layout::kStages, kSlots = Layout::kSlots, kSlotBytes = Layout::kSlotBytes;
-    constexpr int kPieces = kTileCols / Layout::kPieceCols, kSubtiles = Layout::kPieceCols / 64;  // of a chunk; a piece
+    constexpr int kPieces = kTileCols / Layout::kPieceCols, kPieceSubtiles = Layout::kPieceCols / 64;
     extern __shared__ __align__(1024) uint8_t shared[];
-    check_table_base(shared);
+    check_shared_base(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t barriers = kTableBase + Table<K, Layout::kCopies>::kBytes;
+    const uint32_t barriers = kSharedBase + Decoder::kTableBytes;
     const uint32_t staged = barriers + Layout::kBarrierBytes;
-    const uint32_t ring = kTableBase + Layout::kFixed + warp * kStages * Record<K>::kBytes + lane * 16;
+    const uint32_t ring = kSharedBase + Layout::kFixed + warp * kStages * Decoder::kRecordBytes + lane * 16;
     const auto full = [&](int slot) { return barriers + slot * 8; };
     const auto empty = [&](int slot) { return barriers + (kSlots + slot) * 8; };
 
@@ -116,18 +106,19 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
     const int64_t tile = static_cast<int64_t>(group) * p.tiles_per_group + tile_in_group;
     const int first = static_cast<int64_t>(split) * p.chunks / p.splits,
               end = static_cast<int64_t>(split + 1) * p.chunks / p.splits;
-    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Record<K>::kBytes + lane * 16;
+    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Decoder::kRecordBytes + lane * 16;
 
     const auto copy_weights = [&](int chunk, int slot) {
         if (chunk < end && exists) {
-            const uint8_t* from = records + static_cast<int64_t>(chunk - first) * Record<K>::kBytes;
-            copy_record<K>(ring + slot * Record<K>::kBytes, from);
+            const uint8_t* from = records + static_cast<int64_t>(chunk - first) * Decoder::kRecordBytes;
+            Decoder::copy_record(ring + slot * Decoder::kRecordBytes, from);
         }
         copy_async_commit();
     };
 
-    // Weights and codebook do not change (ops/repack.h) and are read before the kernel ahead has ended; x is its.
-    const float level = load_level<K>(p.codebook + group * (1 << K));
+    // Weights and codebook do not change (ops/codec/repack.h) and are read before the kernel ahead has ended; x is its
+    // result.
+    const float level = Decoder::load_level(p.codebook, group);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
     launch_dependents();
@@ -139,10 +130,10 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
         }
         barrier_init_fence();
     }
-    int exponent;
-    const uint32_t kept = normalised_level<T, K>(level, exponent, ScalePairs<T>::kLift);
-    fill_table<K, Layout::kCopies>(kept, warp, Layout::kWarps);
-    const Decoder<K, Layout::kCopies, kWideInRegisters<K, N>> decode(kept);
+    int taken;
+    const uint32_t kept = Decoder::template normalise<T, true>(level, taken);
+    Decoder::fill_table(kept, warp, Layout::kWarps);
+    const Decoder decoder(kept);
     __syncthreads();
     if (warp >= working) return;
 
@@ -167,23 +158,23 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
         copy_async_wait<kStages - 2>();
         __syncwarp();
         copy_weights(chunk + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);
-        const uint32_t own = fresh(ring + slot * Record<K>::kBytes), scales = own + scales_from_own<K>();
-        uint32_t w[4 * K];
-        load_words<K>(own, w);
+        const uint32_t own = fresh(ring + slot * Decoder::kRecordBytes), scales = own + Decoder::scales_offset();
+        uint32_t w[Decoder::kWords];
+        Decoder::load_words(own, w);
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
+        for (int s = 0; s < kSubtiles; ++s) {
             uint32_t a[16];
-            decode(w + s * K, s, a);
-            scale_subtile<T>(load_record_32(scales + 4 * s), a);
+            decoder.decode(w, s, a);
+            Decoder::template scale_weights<T>(Decoder::load_scale(scales, s), a);
             const int x_slot = piece % kSlots;
-            if (s % kSubtiles == 0) {
+            if (s % kPieceSubtiles == 0) {
                 // The copy of kSlots - 2 pieces on goes where the piece before the last was: every warp is done with
                 // that, or will be before it needs the next one.
                 if (threadIdx.x == 0 && piece + kSlots - 2 < count) copy_x(piece + kSlots - 2);
                 __syncwarp();
                 barrier_wait(full(x_slot), piece / kSlots & 1);
             }
-            const uint32_t at = staged + x_slot * kSlotBytes + s % kSubtiles * 8 * Layout::kCoreBytes;
+            const uint32_t at = staged + x_slot * kSlotBytes + s % kPieceSubtiles * 8 * Layout::kCoreBytes;
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
@@ -192,8 +183,8 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
             }
             wgmma_commit();
             wgmma_wait<1>();  // the subtile before is done, and with it the piece before if this one begins a piece
-            if (s % kSubtiles == 0 && piece > 0 && lane == 0) barrier_arrive(empty((piece - 1) % kSlots));
-            if (s % kSubtiles == kSubtiles - 1) ++piece;
+            if (s % kPieceSubtiles == 0 && piece > 0 && lane == 0) barrier_arrive(empty((piece - 1) % kSlots));
+            if (s % kPieceSubtiles == kPieceSubtiles - 1) ++piece;
         }
         slot = slot + 1 == kStages ? 0 : slot + 1;
     }
@@ -202,10 +193,10 @@ __global__ __launch_bounds__(Groups * 128, 1) void wide_kernel(const GemmParams 
     copy_async_wait<0>();
     if (!exists) return;
     if (p.splits > 1 && !gather_splits<N / 8>(p, block * Layout::kWarps + warp, split, sum)) return;
-    store_tile<T, N / 8>(p, static_cast<T*>(p.y), tile * kTileRows, 0, p.m, exponent - ScalePairs<T>::kBias, sum);
+    store_tile<T, N / 8>(p, static_cast<T*>(p.y), tile * kTileRows, 0, p.m, sums_exponent<T, true>(taken), sum);
 #else
-    __trap();  // wide_ready keeps callers from here
+    __trap();  // tiled_sm90_cuda.cu keeps callers from here
 #endif
 }
 
-}  // namespace kbitq::matmul
+}  // namespace kbitq::tiled
