@@ -245,7 +245,9 @@ class TestLinear:
         for rows, cols in ((48, 512), (33, 1001), (1, 1)):
             packed, absmax, books = quantized(rows, cols, k, device="cuda")
             out = torch.full((rows, cols), float("nan"), dtype=dtype, device="cuda")
-            core.decode_tiles(tiled_linear.tile(packed, absmax, books, cols).data, books[0], out, ops._stream(out))
+            core.decode_tiles(
+                tiled_linear.tile(packed, absmax, books, cols).data, books[0], out, ops.codec.stream_of(out)
+            )
             assert torch.equal(out, ops.dequantize(packed, absmax, books[0], cols, dtype))
 
     def test_inputs_that_are_not_finite_stay_in_their_row(self):
