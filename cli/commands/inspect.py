@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from kbitq.cli.console import console
 from kbitq.cli.options import arguments, looking, output, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kbitq.checkpoint.source.storage import Storage
+    from kbitq.report.usage import Usage
 
 EPILOG = parsing.examples(
     "kbitq inspect model-kbitq-k3.safetensors --sort sqnr",
@@ -38,7 +46,7 @@ def command(
     console.begin(**vars(talk))
     from kbitq import checkpoint
     from kbitq.cli import sources
-    from kbitq.cli.views import inspection, looks
+    from kbitq.cli.views import inspection
 
     target, source = sources.find(path).place, against and sources.find(against).place
 
@@ -55,7 +63,20 @@ def command(
     if diff is not None:
         with console.progress("measuring") as progress:
             other = checkpoint.inspect(sources.find(diff).place, against=source, progress=progress)
-    counted = looks.counted(target) if histograms else None
+    if html is not None and talk.quiet and not talk.json:
+        console.data(str(html))
+        return
+    counted = _counted(target) if histograms else None
     inspection.show(report, sort, k, inspection.Look(by, worst, counted, other))
     if html is not None:
         console.note(f"the page is in {html}")
+
+
+def _counted(place: Path | Storage) -> dict[str, Usage]:
+    """The use of scale bytes and levels in every tensor."""
+    from kbitq.checkpoint.written.stored import open_quantized
+    from kbitq.report.usage import usage
+
+    opened = open_quantized(place)
+    with console.progress("counting") as progress:
+        return usage(opened, list(opened.tensors), None, progress)

@@ -19,7 +19,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     Files that the options name are held apart first (``files.check_apart``).
     """
     signature = inspect.signature(command, eval_str=True)
-    groups = {p.name: p.annotation for p in signature.parameters.values() if dataclasses.is_dataclass(p.annotation)}
+    groups: dict[str, Any] = {
+        p.name: p.annotation for p in signature.parameters.values() if dataclasses.is_dataclass(p.annotation)
+    }
     parameters = [spread_out for p in signature.parameters.values() for spread_out in _spread(p)]
 
     roles = {p.name: role for p in parameters if (role := files.role_of(p.annotation)) is not None}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from kbitq.cli.views.tables import table
+from kbitq.cli.views.tables import Length, Table
 from kbitq.cli.views.text import decibel_text, size_text
 
 if TYPE_CHECKING:
@@ -35,10 +33,10 @@ def facts_of(choice: Choice) -> list[tuple[str, str]]:
 
 def curve(choice: Choice) -> Table:
     """The least error at some sizes, from the smallest to the largest, each as a share of that of the smallest."""
-    made = table("bits per weight", "error", "<")
+    made = Table("bits per weight", "error", "<")
     points = choice.curve
     shown = sorted({round(i * (len(points) - 1) / (_ROWS - 1)) for i in range(_ROWS)})
     for bits, error in (points[i] for i in shown):
         share = error / points[0][1] if points[0][1] else 0.0
-        made.add_row(f"{bits:.2f}", f"{100 * share:.3g} %", "█" * max(1, round(_BAR * share)) if share else "")
+        made.add_row(f"{bits:.2f}", f"{100 * share:.3g} %", Length(share, _BAR))
     return made

@@ -8,8 +8,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from kbitq.cli.console import console
-from kbitq.cli.views import looks, summary
-from kbitq.cli.views.tables import Name, facts, table
+from kbitq.cli.views import differences, looks, summary
+from kbitq.cli.views.tables import Name, Table, facts
 from kbitq.cli.views.text import decibel_text, natural_key, shape_text, size_text
 
 if TYPE_CHECKING:
@@ -42,28 +42,45 @@ def show(report: InspectReport, sort: str, ks: Sequence[int], look: Look) -> Non
         return
     summary.notes(report.notes)
     if not report.quantized:
-        _foreseen(report, tensors, ks)
+        _show_foreseen(report, tensors, ks)
     elif look.other is not None:
-        console.show(looks.difference_table(extra["diff"]))
+        shown = "diff_groups" in extra and differences.by_group(extra["diff_groups"], look.by)
+        lines = facts(differences.totals(report.totals, look.other.totals))
+        console.show(shown or differences.by_tensor(_most_lost(extra["diff"], look.worst)), "", lines)
     elif "groups" in extra:
-        console.show(looks.groups_table(extra["groups"], look.by), "", *_overall(report))
+        console.show(looks.groups_table(extra["groups"], look.by), "")
+        if look.worst is None:
+            console.show(*_overall(report))
+        else:
+            _show_measured(report, tensors)
     else:
-        _measured(report, tensors)
+        _show_measured(report, tensors)
     if look.counted is not None:
         console.show("", looks.histograms_table(look.counted))
 
 
+def _most_lost(rows: Sequence[Row], count: int | None) -> Sequence[Row]:
+    """The ``count`` tensors whose SQNR falls most, or all."""
+    if count is None:
+        return rows
+    known = [row for row in rows if row["more_db"] is not None]
+    return sorted(known, key=lambda row: (row["more_db"], natural_key(row["name"])))[:count]
+
+
 def _extra(report: InspectReport, look: Look) -> Row:
     """What a look adds to totals and tensors."""
+    from kbitq.report.difference import difference
+    from kbitq.report.groups import by_layer, by_role
+
     found: Row = {}
-    if look.by != "tensor":
-        from kbitq.report.groups import by_layer, by_role
-
-        found["groups"] = (by_layer if look.by == "layer" else by_role)(report.tensors)
     if look.other is not None:
-        from kbitq.report.difference import difference
-
         found["diff"] = difference(report.tensors, look.other.tensors)
+        found["other_totals"] = look.other.totals
+    if look.by != "tensor":
+        grouped = by_layer if look.by == "layer" else by_role
+        found["groups"] = grouped(report.tensors)
+        if look.other is not None:
+            found["diff_groups"] = differences.joined(found["groups"], grouped(look.other.tensors))
     if look.counted is not None:
         found["histograms"] = {name: usage.to_json() for name, usage in look.counted.items()}
     return found
@@ -84,10 +101,9 @@ def _sorted(tensors: Sequence[Row], by: str, k: int) -> list[Row]:
     return sorted(tensors, key=keys[by])
 
 
-def _measured(report: InspectReport, tensors: Sequence[Row]) -> None:
-    rows = [row for row in tensors if row["verdict"] == "quantized"]
-    mixed = _mixed(report)
-    made = table("tensor", "shape", "K", "bits", "SQNR dB", "max error", "size", *(f"<{key}" for key in mixed))
+def measured(rows: Sequence[Row], mixed: Sequence[str]) -> Table:
+    """A line for each quantized tensor. ``mixed``: which of scale rule and codebook have a column."""
+    made = Table("tensor", "shape", "K", "bits", "SQNR dB", "max error", "size", *(f"<{key}" for key in mixed))
     for row in rows:
         made.add_row(
             Name(row["name"]),
@@ -99,7 +115,12 @@ def _measured(report: InspectReport, tensors: Sequence[Row]) -> None:
             size_text(row["bytes"]),
             *(row[key] for key in mixed),
         )
-    console.show(made, "", *_overall(report))
+    return made
+
+
+def _show_measured(report: InspectReport, tensors: Sequence[Row]) -> None:
+    rows = [row for row in tensors if row["verdict"] == "quantized"]
+    console.show(measured(rows, _mixed(report)), "", *_overall(report))
 
 
 def _mixed(report: InspectReport) -> list[str]:
@@ -115,18 +136,24 @@ def _overall(report: InspectReport) -> list[Any]:
     if first is not None and len(mixed) < 2:
         same = ", ".join(f"{key} {first[key]}" for key in ("scale", "codebook") if key not in mixed)
         lines.append(("chosen by", same))
-    lines.append(("SQNR", summary.sqnr(report.totals)))
+    lines += summary.sqnr(report.totals)
     return [summary.verdicts(report.tensors), "", facts(lines)]
 
 
-def _foreseen(report: InspectReport, tensors: Sequence[Row], ks: Sequence[int]) -> None:
-    rows = [row for row in tensors if row["would"]]
+def foreseen(rows: Sequence[Row], ks: Sequence[int]) -> Table:
+    """A line for each tensor of an ordinary checkpoint: the SQNR that each K would give."""
     mixed = [key for key in ("dtype",) if len({row[key] for row in rows}) > 1]
-    made = table("tensor", "shape", *(f"<{key}" for key in mixed), *(f"K={k}" for k in ks))
+    made = Table("tensor", "shape", *(f"<{key}" for key in mixed), *(f"K={k}" for k in ks))
     for row in rows:
-        measured = (decibel_text(row["would"][k]["sqnr_db"]) for k in ks)
-        made.add_row(Name(row["name"]), shape_text(row["shape"]), *(row[key] for key in mixed), *measured)
-    console.show(made, "", summary.verdicts(map(_intent, tensors)), "", _choices(report.totals, ks))
+        expected = (decibel_text(row["would"][k]["sqnr_db"]) for k in ks)
+        made.add_row(Name(row["name"]), shape_text(row["shape"]), *(row[key] for key in mixed), *expected)
+    return made
+
+
+def _show_foreseen(report: InspectReport, tensors: Sequence[Row], ks: Sequence[int]) -> None:
+    rows = [row for row in tensors if row["would"]]
+    verdicts = summary.verdicts(map(_intent, tensors))
+    console.show(foreseen(rows, ks), "", verdicts, "", choices(report.totals, ks))
 
 
 def _intent(row: Row) -> Row:
@@ -136,8 +163,9 @@ def _intent(row: Row) -> Row:
     return {**row, "verdict": "to quantize"} if row["would"] else {**row, "verdict": "cannot", "reason": "NaN or Inf"}
 
 
-def _choices(totals: Row, ks: Sequence[int]) -> Any:
-    made = table("K", "bits per weight", "SQNR dB", "file size", "smaller")
+def choices(totals: Row, ks: Sequence[int]) -> Table:
+    """A line for each K: what the whole checkpoint would come to."""
+    made = Table("K", "bits per weight", "SQNR dB", "file size", "smaller")
     for k in ks:
         would = totals["would"][k]
         smaller = f"{totals['bytes'] / max(would['bytes'], 1):.2f}x"

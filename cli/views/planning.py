@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from kbitq import checkpoint
 from kbitq.cli.console import console
 from kbitq.cli.errors import FAILED
 from kbitq.cli.views import budget, summary
-from kbitq.cli.views.tables import facts, table
+from kbitq.cli.views.tables import Table, facts
 from kbitq.cli.views.text import seconds_text, size_text
 
 if TYPE_CHECKING:
@@ -50,12 +49,12 @@ def _tables(plan: Plan, ledger: Mapping[str, Any], estimate: Estimate) -> None:
     if plan.choice is not None:
         console.show(budget.curve(plan.choice), "")
         lines += budget.facts_of(plan.choice)
-    console.show(summary.verdicts(ledger["tensors"]), "", facts(lines), "", _parallel(ledger["tensor_parallel"]), "")
+    console.show(summary.verdicts(ledger["tensors"]), "", facts(lines), "", parallel(ledger["tensor_parallel"]), "")
 
 
-def _parallel(splits: Mapping[str, Mapping[str, Any]]) -> Table:
+def parallel(splits: Mapping[str, Mapping[str, Any]]) -> Table:
     """How many quantized tensors can be split over 2, 4, 8 devices at block borders."""
-    made = table("tensor parallel over", *splits)
+    made = Table("tensor parallel over", *splits)
     made.add_row("split along outputs", *(str(row["outputs"]) for row in splits.values()))
     made.add_row("split along inputs", *(str(row["inputs"]) for row in splits.values()))
     made.add_row("cannot be split", *(str(len(row["neither"])) for row in splits.values()))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from kbitq.cli.console import console
-from kbitq.cli.views.tables import Name, facts, reason, table
+from kbitq.cli.views.tables import Name, Table, Words, facts
 from kbitq.cli.views.text import count_text, decibel_text, seconds_text, share_text, size_text
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import RunReport
 
 Row = dict[str, Any]
+_BY_RULE = "rule "  # how the reason of a tensor begins that a rule decided on
+_FEW_RULES = 3  # of one outcome, that have a line each; a recipe may have one for each tensor
 
 
 def quantized(report: RunReport) -> None:
@@ -25,7 +25,7 @@ def quantized(report: RunReport) -> None:
         console.object(_ledger(report))
         return
     if not console.quiet:
-        lines = [*sizes(report.totals), ("SQNR", sqnr(report.totals))]
+        lines = [*sizes(report.totals), *sqnr(report.totals)]
         if report.fit_gain_db is not None:
             lines.append(("fitting", f"{report.fit_gain_db:+.2f} dB over the optimal codebooks, on average"))
         lines.append(("time", _time(report)))
@@ -64,18 +64,31 @@ def outcome(verdict: str, why: str, k: int | None) -> str:
 
 def verdicts(rows: Iterable[Row]) -> Table:
     """A line for each outcome among the rows of a ledger: quantized ones first, then by parameters."""
+    rows = list(rows)
+    rules = _rules(rows)
     tensors: Counter[str] = Counter()
     parameters: Counter[str] = Counter()
     for row in rows:
-        label = outcome(row["verdict"], row["reason"], row["k"])
+        count = len(rules[row["verdict"], row["k"]])
+        many = count > _FEW_RULES and row["reason"].startswith(_BY_RULE)
+        label = outcome(row["verdict"], f"{count} rules" if many else row["reason"], row["k"])
         tensors[label] += 1
         parameters[label] += prod(row["shape"])
     whole = sum(parameters.values())
-    made = table("outcome", "tensors", "parameters", "share")
+    made = Table("outcome", "tensors", "parameters", "share")
     for label in sorted(tensors, key=lambda label: (label.startswith("kept"), -parameters[label], label)):
         cells = (str(tensors[label]), count_text(parameters[label]), share_text(parameters[label], whole))
-        made.add_row(reason(label), *cells)
+        made.add_row(Words(label), *cells)
     return made
+
+
+def _rules(rows: Iterable[Row]) -> dict[tuple[str, int | None], set[str]]:
+    """The rules that decided, by what they came to."""
+    found: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    for row in rows:
+        if row["reason"].startswith(_BY_RULE):
+            found[row["verdict"], row["k"]].add(row["reason"])
+    return found
 
 
 def sizes(totals: Row) -> list[tuple[str, str]]:
@@ -90,16 +103,19 @@ def sizes(totals: Row) -> list[tuple[str, str]]:
     return lines
 
 
-def sqnr(totals: Row) -> Name:
-    """'15.53 dB overall, worst 14.20 dB: NAME'. Without the source there is only the average over the weights."""
-    if totals["sqnr_db"] is not None:
-        lead = f"{decibel_text(totals['sqnr_db'])} dB overall"
-    else:
-        lead = f"{decibel_text(totals['mean_sqnr_db'])} dB on average"
+def sqnr_kind(totals: Row) -> tuple[str, str]:
+    """What the error of all tensors is called, and its key: overall, or the mean where only the tensors' are known."""
+    return ("SQNR", "sqnr_db") if totals["sqnr_db"] is not None else ("mean SQNR", "mean_sqnr_db")
+
+
+def sqnr(totals: Row) -> list[tuple[str, Name]]:
+    """'SQNR  15.53 dB overall, worst 14.20 dB: NAME'; without the source 'mean SQNR  15.52 dB by tensor, worst ...'."""
+    label, key = sqnr_kind(totals)
+    lead = f"{decibel_text(totals[key])} dB {'overall' if key == 'sqnr_db' else 'of the tensors'}"
     worst = totals["worst"]
     if worst is None:
-        return Name("", lead)
-    return Name(worst["name"], f"{lead}, worst {decibel_text(worst['sqnr_db'])} dB: ")
+        return [(label, Name("", lead))]
+    return [(label, Name(worst["name"], f"{lead}, worst {decibel_text(worst['sqnr_db'])} dB: "))]
 
 
 def _ledger(report: RunReport) -> Row:

@@ -155,6 +155,50 @@ def test_differences(tiny: Path, tiny_k3: Path, kbitq: Kbitq) -> None:
     assert refused.code == 1 and "not made from one source" in refused.err
 
 
+def test_differences_by_role_and_in_all(tiny: Path, tiny_k3: Path, kbitq: Kbitq) -> None:
+    other = tiny.with_name("other.safetensors")
+    assert kbitq("quantize", tiny, "--k", 4, "-o", other, "-q").code == 0
+    for by, label in (("role", "mlp.up_proj"), ("layer", "layer 1")):
+        shown = kbitq("inspect", tiny_k3, "--diff", other, "--by", by)
+        assert shown.code == 0
+        (line,) = (line for line in shown.out.splitlines() if line.startswith(label))
+        assert "3 -> 4" in line and "3.25 -> 4.25" in line
+        lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines()[-3:])
+        assert lines["quantized"] == "3.25 -> 4.25 bits per weight"
+        assert "->" in lines["size"] and "(+2." in lines["size"]
+        assert lines["mean"].startswith("SQNR  1") and "(+6." in lines["mean"]
+    found = json.loads(kbitq("inspect", tiny_k3, "--diff", other, "--by", "role", "--json").out)
+    (role,) = found["diff_groups"]
+    assert (role["group"], role["ks"], role["more_bytes"]) == ("mlp.up_proj", [[3], [4]], 2 * (128 * 2 * 4 + 4 * 8))
+    assert found["other_totals"]["bytes"] - found["totals"]["bytes"] == role["more_bytes"]
+
+
+def test_the_tensors_that_lose_most(tiny: Path, tiny_k3: Path, kbitq: Kbitq) -> None:
+    other = tiny.with_name("other.safetensors")
+    assert kbitq("quantize", tiny, "--k", 4, "--rule", "*.1.*=k2", "-o", other, "-q").code == 0
+    shown = kbitq("inspect", tiny_k3, "--diff", other, "--worst", 1)
+    assert UP.format(1) in shown.out and UP.format(0) not in shown.out
+
+
+def test_the_rules_of_a_recipe_are_one_line(tmp_path: Path, kbitq: Kbitq) -> None:
+    source, recipe = tmp_path / "s.safetensors", tmp_path / "recipe.toml"
+    layers = {f"layers.{i}.up.weight": np.random.RandomState(i).randn(64, 64).astype(np.float32) for i in range(9)}
+    save_file(layers, source)
+    given = ("--k", 3, "--rule", "*.1.*=k4", "--write-recipe", recipe)
+    by_one = kbitq("quantize", source, *given, "-o", tmp_path / "a.safetensors")
+    assert "quantized to K=4: rule '*.1.*'  " in by_one.out
+    shown = kbitq("quantize", source, "--recipe", recipe, "-o", tmp_path / "b.safetensors")
+    assert shown.out.splitlines()[1].split()[:5] == ["quantized", "to", "K=3:", "8", "rules"]
+    assert shown.out.splitlines()[2].split()[:4] == ["quantized", "to", "K=4:", "rule"]
+
+
+def test_a_page_and_quiet(tiny: Path, tiny_k3: Path, kbitq: Kbitq) -> None:
+    pytest.importorskip("vl_convert", reason="the package vl-convert-python is not installed")
+    page = tiny.with_name("page.html")
+    assert kbitq("inspect", tiny_k3, "--html", page, "--quiet") == (0, f"{page}\n", "")
+    assert page.exists()
+
+
 def test_a_page(tiny: Path, tiny_k3: Path, kbitq: Kbitq) -> None:
     pytest.importorskip("vl_convert", reason="the package vl-convert-python is not installed")
     page = tiny.with_name("page.html")

@@ -41,7 +41,8 @@ def test_against_the_source_measures_again(kbitq: Kbitq, tiny: Path, tiny_k3: Pa
         if old["sqnr_db"] is not None:
             assert new["sqnr_db"] == pytest.approx(old["sqnr_db"], abs=1e-4)
     assert measured["totals"]["sqnr_db"] is not None
-    assert "dB overall" in kbitq("inspect", tiny_k3, "--against", tiny).out
+    assert "\nSQNR       " in kbitq("inspect", tiny_k3, "--against", tiny).out
+    assert "\nmean SQNR  " in kbitq("inspect", tiny_k3).out
 
 
 @pytest.mark.parametrize("by", ["name", "sqnr", "size"])
