@@ -123,7 +123,7 @@ class Table:
 
     def add_row(self, *cells: str | Cell) -> None:
         """Add a row, a cell for each title."""
-        self.rows.append(cells)
+        self.rows.append(tuple(printable(cell) if isinstance(cell, str) else cell for cell in cells))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for number, band in enumerate(self._bands(options.max_width)):
