@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ def _found(path: Path) -> dict[str, Any]:
     return {**ledger, "files": named}
 
 
-def _options(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _options(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     quantized = [row for row in rows if row["verdict"] == "quantized"]
     found = {key: {row[key] for row in quantized} for key in ("k", "scale", "codebook")}
     return {key: values.pop() for key, values in found.items() if len(values) == 1}

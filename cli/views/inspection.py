@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kbitq.checkpoint import InspectReport
     from kbitq.report.usage import Usage
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def _most_lost(rows: Sequence[Row], count: int | None) -> Sequence[Row]:
     return sorted(known, key=lambda row: (row["more_db"], natural_key(row["name"])))[:count]
 
 
-def _extra(report: InspectReport, look: Look) -> Row:
+def _extra(report: InspectReport, look: Look) -> dict[str, Any]:
     """What a look adds to totals and tensors."""
     from kbitq.report.difference import difference
     from kbitq.report.groups import by_layer, by_role
 
-    found: Row = {}
+    found: dict[str, Any] = {}
     if look.other is not None:
         found["diff"] = difference(report.tensors, look.other.tensors)
         found["other_totals"] = look.other.totals

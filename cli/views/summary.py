@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from kbitq.cli.views.text import count_text, decibel_text, seconds_text, share_t
 if TYPE_CHECKING:
     from kbitq.checkpoint import RunReport
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 _BY_RULE = "rule "  # how the reason of a tensor begins that a rule decided on
 _FEW_RULES = 3  # of one outcome, that have a line each; a recipe may have one for each tensor
 

@@ -12,7 +12,7 @@ import torch
 from kbitq import ops
 from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
-from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
+from kbitq.checkpoint.plan.totals import LedgerRow, kept_row, quantized_row, totals
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import is_kbitq, open_source, prepare_source
@@ -26,7 +26,7 @@ from kbitq.choose.selection import Selection
 from kbitq.codecs import codebooks
 from kbitq.codecs.base import coded_nbytes, constant_nbytes
 from kbitq.errors import CheckpointError
-from kbitq.format import DEFAULT_CODEC, K_MIN, element_count, stored_dtype  # fmt: skip  # fmt: skip
+from kbitq.format import DEFAULT_CODEC, K_MIN, element_count, stored_dtype
 from kbitq.quantized import sqnr_db
 
 
@@ -35,7 +35,7 @@ class InspectReport:
     """What was found. Rows of an unquantized checkpoint have ``would``: K -> ``{"sqnr_db", "bytes"}``, or None."""
 
     totals: dict[str, Any]
-    tensors: list[dict[str, Any]]
+    tensors: list[LedgerRow]
     quantized: bool
     notes: list[str] = field(default_factory=list)
 
@@ -104,9 +104,9 @@ def _measure(
     signal = noise = 0.0
     with TileReader(opened.checkpoint) as stored, TileReader(source) as plain:
         for tensor, original in pairs:
-            sums = measure_tensor(stored, tensor, plain, original)
-            tensor.meta.sqnr_db, tensor.meta.max_abs_err = sums.sqnr_db, sums.max_abs_err
-            signal, noise = signal + sums.signal, noise + sums.noise
+            found = measure_tensor(stored, tensor, plain, original)
+            tensor.meta.sqnr_db, tensor.meta.max_abs_err = found.sqnr_db, found.max_abs_err
+            signal, noise = signal + found.signal, noise + found.noise
             meter.add(original.nbytes, tensor.name)
     return sqnr_db(signal, noise)
 
@@ -119,7 +119,7 @@ def _inspect_source(
         # The smallest K quantizes most: what would not shrink at a larger one is judged by its size there.
         chosen[tensor.name] = Selection(min(ks, default=K_MIN)).verdict(tensor.name, tensor.shape, tensor.dtype)
     meter = ProgressMeter(progress, sum(t.nbytes for t in checkpoint.tensors.values() if chosen[t.name].quantize))
-    sums: dict[int, list[ErrorSums]] = {k: [] for k in ks}
+    error_sums: dict[int, list[ErrorSums]] = {k: [] for k in ks}
     rows = []
     with TileReader(checkpoint) as reader:
         for tensor in checkpoint.tensors.values():
@@ -127,18 +127,18 @@ def _inspect_source(
             row["would"] = None
             if chosen[tensor.name].quantize:
                 row["verdict"] = "quantized"
-                row["would"] = _try(TileCodec(reader), tensor, ks, sample, sums)
+                row["would"] = _try(TileCodec(reader), tensor, ks, sample, error_sums)
                 if row["would"] is None:
                     row["verdict"], row["reason"] = "kept", "values are not finite"
                 meter.add(tensor.nbytes, tensor.name)
             rows.append(row)
-    return InspectReport(_source_totals(checkpoint, rows, ks, sums), rows, False, list(checkpoint.notes))
+    return InspectReport(_source_totals(checkpoint, rows, ks, error_sums), rows, False, list(checkpoint.notes))
 
 
 def _try(
-    codec: TileCodec, tensor: SourceTensor, ks: tuple[int, ...], sample: bool, sums: dict[int, list[ErrorSums]]
+    codec: TileCodec, tensor: SourceTensor, ks: tuple[int, ...], sample: bool, error_sums: dict[int, list[ErrorSums]]
 ) -> dict[int, dict[str, Any]] | None:
-    """What each K gives for one tensor; the error sums of each K are added to ``sums``."""
+    """What each K gives for one tensor; the error sums of each K are added to ``error_sums``."""
     tiles = list(sampled(codec.reader, tensor)) if sample else None
     amax, finite = _largest(codec, tensor, tiles)
     if not finite:
@@ -152,7 +152,7 @@ def _try(
     for k in ks:
         size = coded_nbytes(DEFAULT_CODEC, tensor.name, tensor.shape, k) + constant_nbytes(DEFAULT_CODEC, k)
         would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}
-        sums[k].append(_scaled_up(mine[k], tensor, tiles))
+        error_sums[k].append(_scaled_up(mine[k], tensor, tiles))
     return would
 
 
@@ -172,25 +172,25 @@ def _largest(
     return float(amax), not int(status[0])
 
 
-def _scaled_up(sums: ErrorSums, tensor: SourceTensor, tiles: list[tuple[Span, torch.Tensor]] | None) -> ErrorSums:
-    """A sample's sums count for the whole tensor in the totals."""
+def _scaled_up(found: ErrorSums, tensor: SourceTensor, tiles: list[tuple[Span, torch.Tensor]] | None) -> ErrorSums:
+    """A sample's error sums count for the whole tensor in the totals."""
     factor = element_count(tensor.shape) / tiles[0][0].numel if tiles else 1.0
-    return ErrorSums(sums.signal * factor, sums.noise * factor, sums.max_abs_err)
+    return ErrorSums(found.signal * factor, found.noise * factor, found.max_abs_err)
 
 
 def _source_totals(
-    checkpoint: Checkpoint, rows: list[dict[str, Any]], ks: tuple[int, ...], sums: dict[int, list[ErrorSums]]
+    checkpoint: Checkpoint, rows: list[LedgerRow], ks: tuple[int, ...], error_sums: dict[int, list[ErrorSums]]
 ) -> dict[str, Any]:
-    chosen = [r for r in rows if r["would"]]
-    weights = sum(element_count(r["shape"]) for r in chosen)
-    untouched = checkpoint.nbytes - sum(r["bytes"] for r in chosen)
+    chosen = [(r, tried) for r in rows if (tried := r["would"])]
+    weights = sum(element_count(r["shape"]) for r, _ in chosen)
+    untouched = checkpoint.nbytes - sum(r["bytes"] for r, _ in chosen)
     would = {}
     for k in ks:
-        stored = sum(coded_nbytes(DEFAULT_CODEC, r["name"], r["shape"], k) for r in chosen)
+        stored = sum(coded_nbytes(DEFAULT_CODEC, r["name"], r["shape"], k) for r, _ in chosen)
         would[k] = {
-            "bytes": untouched + sum(r["would"][k]["bytes"] for r in chosen),
+            "bytes": untouched + sum(tried[k]["bytes"] for _, tried in chosen),
             "bits_per_weight": 8 * stored / weights if weights else 0.0,
-            "sqnr_db": sqnr_db(sum(s.signal for s in sums[k]), sum(s.noise for s in sums[k])),
+            "sqnr_db": sqnr_db(sum(s.signal for s in error_sums[k]), sum(s.noise for s in error_sums[k])),
         }
     parameters = sum(element_count(r["shape"]) for r in rows)
     return {

@@ -24,7 +24,7 @@ from kbitq.checkpoint.passes.scan_pass import scan_pass
 from kbitq.checkpoint.passes.spool import Spool
 from kbitq.checkpoint.passes.write_pass import WritePass
 from kbitq.checkpoint.plan.plan import Plan
-from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
+from kbitq.checkpoint.plan.totals import LedgerRow, kept_row, quantized_row, totals
 from kbitq.checkpoint.source.memory import tile_bytes
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TileReader
@@ -41,7 +41,7 @@ class RunReport:
 
     out: Path
     totals: dict[str, Any]
-    tensors: list[dict[str, Any]]
+    tensors: list[LedgerRow]
     seconds: float
     notes: list[str]
     fit_gain_db: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kbitq.checkpoint.output.checksums import format_sums, read_sums, stored_digest
+from kbitq.checkpoint.output.checksums import format_checksums, read_checksums, stored_digest
 from kbitq.checkpoint.output.file_writer import FileWriter, sync_folder, writing
 from kbitq.checkpoint.output.layout import format_index, index_name
 from kbitq.checkpoint.source.open import numbered_shards, read_header
@@ -42,7 +42,7 @@ def repair_index(path: str | Path) -> Path | None:
     for name in stale:
         with writing(folder / name):
             (folder / name).unlink()
-    _update_sums(storage, folder, index, stale, top)
+    _update_checksums(storage, folder, index, stale, top)
     return index
 
 
@@ -60,15 +60,15 @@ def _weight_map(storage: LocalFolderStorage, files: list[str]) -> tuple[dict[str
     return weight_map, total
 
 
-def _update_sums(
+def _update_checksums(
     storage: LocalFolderStorage, folder: Path, index: Path | None, stale: list[str], top: list[str]
 ) -> None:
     if SUMS_FILE not in top:
         return
-    sums = {name: digest for name, digest in read_sums(storage).items() if name not in stale}
+    digests = {name: digest for name, digest in read_checksums(storage).items() if name not in stale}
     if index is not None:
-        sums[index.name] = stored_digest(storage, index.name)
-    _replace(folder / SUMS_FILE, format_sums(sums))
+        digests[index.name] = stored_digest(storage, index.name)
+    _replace(folder / SUMS_FILE, format_checksums(digests))
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kbitq.checkpoint.output.checksums import check_sums
+from kbitq.checkpoint.output.checksums import check_checksums
 from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
@@ -76,7 +76,7 @@ def verify(
     with TileReader(checkpoint) as reader:
         meter = ProgressMeter(progress, _bytes_to_read(checkpoint, opened))
         _check_values(opened, reader, report, meter)
-        check_sums(checkpoint, report.checks, report.problems, meter)
+        check_checksums(checkpoint, report.checks, report.problems, meter)
         if source is not None:
             _check_against(opened, reader, open_source(source), full, sample, report)
     return report
@@ -155,8 +155,8 @@ def _check_against(
     with TileReader(source) as plain:
         for name in chosen:
             if name in source.tensors:
-                sums = _check_tensor(opened.tensors[name], reader, plain, report)
-                signal, noise = signal + sums.signal, noise + sums.noise
+                error_sums = _check_tensor(opened.tensors[name], reader, plain, report)
+                signal, noise = signal + error_sums.signal, noise + error_sums.noise
         for name in sorted(opened.kept.keys() & source.tensors.keys()) if full else ():
             if not _same_values(reader, opened.kept[name], plain, source.tensors[name]):
                 report.problems.append(f"tensor {shown(name)} was kept, but differs from the source")
@@ -167,12 +167,12 @@ def _check_against(
 def _check_tensor(tensor: StoredTensor, reader: TileReader, plain: TileReader, report: VerifyReport) -> ErrorSums:
     """Measure one tensor against its original, and quantize that again where all that takes is known."""
     original = _original(tensor, plain, report)
-    sums = ErrorSums()
+    error_sums = ErrorSums()
     if original is None:
-        return sums
+        return error_sums
     constants = read_constants(reader, tensor)
     if tensor.codec.problems(constants):  # said already, with the values
-        return sums
+        return error_sums
     codec = TileCodec(plain)
     amax, levels = codec.scan(original).amax, tensor.codec.levels_of(constants)
     repeatable = tensor.meta.importance is None and tensor.meta.scale in ("absmax", "mse")
@@ -180,19 +180,19 @@ def _check_tensor(tensor: StoredTensor, reader: TileReader, plain: TileReader, r
     for span in plain.spans(original):
         values = plain.read(original, span)
         stored = read_span(reader, tensor, span, constants)
-        sums.add(span, tensor.codec.stats(values, stored))
+        error_sums.add(span, tensor.codec.stats(values, stored))
         if repeatable and not differs:
             request = Request(tensor.codec.name, tensor.meta.k, levels, amax, tensor.meta.scale)
             again = codec.quantize_span(span, values, request).parts
             differs = not all(torch.equal(again[part], data) for part, data in stored.items())
     if differs:
         report.problems.append(f"tensor {tensor.name} is not what its source gives when it is quantized again")
-    measured = {"sqnr_db": sums.sqnr_db, "max_abs_err": sums.max_abs_err}
+    measured = {"sqnr_db": error_sums.sqnr_db, "max_abs_err": error_sums.max_abs_err}
     for key, spec in _STATISTICS:
         told = getattr(tensor.meta, key)
         if told is not None and measured[key] is not None and spec % told != spec % measured[key]:
             report.problems.append(f"tensor {tensor.name}: its {key} is {spec % measured[key]}, not {spec % told}")
-    return sums
+    return error_sums
 
 
 def _original(tensor: StoredTensor, plain: TileReader, report: VerifyReport) -> SourceTensor | None:

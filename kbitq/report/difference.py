@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbitq.errors import CheckpointError
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def difference(a: Sequence[Row], b: Sequence[Row]) -> list[Row]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kbitq.choose.tensor_names import layer_of, role_of, short_roles
 from kbitq.codecs.base import coded_nbytes
 from kbitq.format import DEFAULT_CODEC, element_count
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 BARS = "▁▂▃▄▅▆▇█"
 
 

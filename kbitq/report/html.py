@@ -93,10 +93,10 @@ def page_data(
 def _uniform(source: str | Path | Storage, names: set[str], progress: Watch) -> list[tuple[float, float]]:
     """(bits per weight, SQNR) of the source's same tensors at each K for all of them, from a sample."""
     found = inspect(source, ks=tuple(range(K_MIN, K_MAX + 1)), sample=True, progress=progress)
-    rows = [r for r in found.tensors if r["would"] and r["name"] in names]
+    rows = [(r, would) for r in found.tensors if (would := r["would"]) and r["name"] in names]
     points = []
     for k in range(K_MIN, K_MAX + 1):
-        decibels = mean_sqnr_db({**r, "sqnr_db": r["would"][k]["sqnr_db"]} for r in rows)
+        decibels = mean_sqnr_db({**r, "sqnr_db": would[k]["sqnr_db"]} for r, would in rows)
         if decibels is not None:
             points.append((k + 0.25, decibels))
     return points

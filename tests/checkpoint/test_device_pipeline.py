@@ -121,7 +121,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
 def test_out_of_memory_makes_the_tiles_smaller(
     source: Path, tmp_path: Path, piped: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "MIN_PART_BYTES", 256)
+    monkeypatch.setattr(lane, "MIN_STRIP_BYTES", 256)
     want = bytes_of(go(source, tmp_path / "one"))
     short_of_memory(monkeypatch, 3000)
     assert bytes_of(piped(source, tmp_path / "many")) == want
@@ -130,7 +130,7 @@ def test_out_of_memory_makes_the_tiles_smaller(
 def test_out_of_memory_for_good_is_an_error(
     source: Path, tmp_path: Path, piped: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "MIN_PART_BYTES", 256)
+    monkeypatch.setattr(lane, "MIN_STRIP_BYTES", 256)
     short_of_memory(monkeypatch, 20)
     with pytest.raises(torch.OutOfMemoryError):
         piped(source, tmp_path / "out")

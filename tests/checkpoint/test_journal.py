@@ -46,7 +46,7 @@ def test_lines_of_the_first_version_tell_the_state() -> None:
     assert state.scans == {"b.weight": Scan(float.fromhex("0x1.2a20920000000p+2"), 0, -1)}
     assert replay_line(LINES[3], state)
     hexes = ("0x0.0p+0", "0x0.0p+0", "0x1.d44f400000000p-1", "0x1.0115c77373b41p+14", "0x1.ab139cb27b7ffp+8")
-    error_sums = ErrorSums.from_state([float.fromhex(text) for text in hexes])
+    error_sums = ErrorSums.from_values([float.fromhex(text) for text in hexes])
     assert state.begun_tensor == BegunTensor("b.weight", 16384, error_sums)
     assert replay_line(LINES[4], state) and state.begun_tensor is None
     assert replay_line(LINES[5], state) and state.begun_tensor == BegunTensor("kept.weight", 65536, None)

@@ -15,26 +15,26 @@ from kbitq.text_safety import shown
 
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _READ_BYTES = 1 << 20
-MAX_SUMS_BYTES = 16_000_000
+MAX_CHECKSUMS_BYTES = 16_000_000
 
 
-def read_sums(storage: Storage) -> dict[str, str]:
+def read_checksums(storage: Storage) -> dict[str, str]:
     """The digests in SHA256SUMS by file name. Raises CheckpointError for a line that is none."""
-    sums = {}
-    for line in read_all(storage, SUMS_FILE, MAX_SUMS_BYTES).decode("utf-8", "replace").splitlines():
+    digests = {}
+    for line in read_all(storage, SUMS_FILE, MAX_CHECKSUMS_BYTES).decode("utf-8", "replace").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
             raise CheckpointError(f"{storage.where}/{SUMS_FILE}: '{shown(line)}' is not a checksum and a name")
-        sums[match[2]] = match[1]
-    return sums
+        digests[match[2]] = match[1]
+    return digests
 
 
-def format_sums(sums: dict[str, str]) -> bytes:
+def format_checksums(digests: dict[str, str]) -> bytes:
     """The text of SHA256SUMS, sorted by name."""
-    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items())).encode()
 
 
-def check_sums(checkpoint: Checkpoint, checks: list[str], problems: list[str], meter: ProgressMeter) -> None:
+def check_checksums(checkpoint: Checkpoint, checks: list[str], problems: list[str], meter: ProgressMeter) -> None:
     """Check the files of a folder against SHA256SUMS; what is wrong is added to ``problems``."""
     storage = checkpoint.storage
     names = set(storage.names())
@@ -42,15 +42,15 @@ def check_sums(checkpoint: Checkpoint, checks: list[str], problems: list[str], m
         checks.append(f"checksums: none, there is no {SUMS_FILE}")
         return
     try:
-        sums = read_sums(storage)
+        digests = read_checksums(storage)
     except KbitqError as error:
         problems.append(str(error))
         return
-    problems.extend(f"{shown(n)} is in {SUMS_FILE}, but not here" for n in sorted(sums.keys() - names))
-    problems.extend(f"{shown(n)} is here, but not in {SUMS_FILE}" for n in sorted(names - sums.keys() - NOT_SUMMED))
-    differing = [n for n in sorted(sums.keys() & names) if stored_digest(storage, n, meter) != sums[n]]
+    problems.extend(f"{shown(n)} is in {SUMS_FILE}, but not here" for n in sorted(digests.keys() - names))
+    problems.extend(f"{shown(n)} is here, but not in {SUMS_FILE}" for n in sorted(names - digests.keys() - NOT_SUMMED))
+    differing = [n for n in sorted(digests.keys() & names) if stored_digest(storage, n, meter) != digests[n]]
     problems.extend(f"{shown(name)}: its SHA-256 is not the one in {SUMS_FILE}" for name in differing)
-    checks.append(f"checksums: {len(sums.keys() & names)} files")
+    checks.append(f"checksums: {len(digests.keys() & names)} files")
 
 
 def stored_digest(storage: Storage, name: str, meter: ProgressMeter | None = None) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kbitq.checkpoint.output.checksums import format_sums, sha256
+from kbitq.checkpoint.output.checksums import format_checksums, sha256
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import Shard, index_json, index_name
 from kbitq.checkpoint.output.staging import Staging
@@ -61,11 +61,11 @@ def write_index(shards: Sequence[Shard], stem: str, staging: Staging) -> None:
         staging.write_file(index_name(stem), index_json(shards).encode())
 
 
-def write_sums(staging: Staging, digests: Mapping[str, str]) -> None:
+def write_checksums(staging: Staging, digests: Mapping[str, str]) -> None:
     """Write SHA256SUMS over the files of the output, as ``sha256sum -c`` reads it; ``digests`` are known already."""
     names = [p.relative_to(staging.output).as_posix() for p in staging.output.rglob("*") if p.is_file()]
-    sums = {n: digests.get(n) or sha256(staging.output / n) for n in names if n not in NOT_SUMMED}
-    staging.write_file(SUMS_FILE, format_sums(sums))
+    whole = {n: digests.get(n) or sha256(staging.output / n) for n in names if n not in NOT_SUMMED}
+    staging.write_file(SUMS_FILE, format_checksums(whole))
 
 
 def json_text(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from kbitq import ops
-from kbitq.checkpoint.passes.lane import Lane, RowParts
+from kbitq.checkpoint.passes.lane import Lane, Strips
 from kbitq.checkpoint.passes.pipeline import WorkItem
 from kbitq.checkpoint.passes.run_state import Scan
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, Request, quantize_tile, scan_result
@@ -51,7 +51,7 @@ class DevicePipeline:
         reader.tile_bytes = reader.tile_bytes * IN_FLIGHT // count  # the same memory, in more places
         self.reader, self.device = reader, devices[0]
         self.lanes = [Lane(devices[i % len(devices)]) for i in range(count)]
-        self._work = _TileWork(reader, RowParts(self.lanes, reader.tile_bytes))
+        self._work = _TileWork(reader, Strips(self.lanes, reader.tile_bytes))
 
     def scanned(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Scan]]:
         return self._flow((piece, partial(self._work.scan, piece)) for piece in pieces)
@@ -93,8 +93,8 @@ class DevicePipeline:
 class _TileWork:
     """What is done with the bytes of one tile on a lane. A call queues it and returns what waits for its result."""
 
-    def __init__(self, reader: TileReader, parts: RowParts) -> None:
-        self._reader, self._parts = reader, parts
+    def __init__(self, reader: TileReader, strips: Strips) -> None:
+        self._reader, self._strips = reader, strips
         self._levels: dict[tuple[torch.device, bytes], torch.Tensor] = {}
 
     def scan(self, piece: Piece, raw: torch.Tensor, lane: Lane) -> Finish[Scan]:
@@ -103,11 +103,11 @@ class _TileWork:
         values = self._reader.values(piece.tensor, span, raw)
         found: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
-        def part(rows: slice) -> None:
+        def strip(rows: slice) -> None:
             w = values[rows].to(lane.device, non_blocking=True)
             found.append((span.first_element + rows.start * span.cols, *ops.scan(w)))
 
-        self._parts.queue(part, values, lane)
+        self._strips.queue(strip, values, lane)
 
         def finish() -> Scan:
             lane.wait()
@@ -130,17 +130,17 @@ class _TileWork:
         made, levels = lane.outputs(piece.span, codec, request.k), self._levels_on(lane.device, request.levels)
         kinds, constants = part_kinds(codec.name), dict[str, torch.Tensor]()
 
-        def part(rows: slice) -> None:
+        def strip(rows: slice) -> None:
             w = values[rows].to(lane.device, non_blocking=True)
             parts, errors = quantize_tile(w, levels, request.of_rows(rows))
             made.errors[rows].copy_(errors, non_blocking=True)
             for name, part in parts.items():
                 if kinds[name]:
-                    constants[name] = part  # the same of every part of the tile
+                    constants[name] = part  # the same of every strip of the tile
                 else:
                     made.parts[name][rows].copy_(part, non_blocking=True)
 
-        self._parts.queue(part, values, lane)
+        self._strips.queue(strip, values, lane)
 
         def finish() -> QuantizedSpan:
             lane.wait()

@@ -11,12 +11,13 @@ from kbitq.checkpoint.output.folder import (
     json_text,
     read_readme,
     without_quantization,
+    write_checksums,
     write_index,
-    write_sums,
 )
 from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.passes.ledger import ledger_of, recipe_of
 from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.totals import LedgerRow
 from kbitq.checkpoint.source.side_files import CARD_FILE, RECIPE_FILE, REPORT_FILE
 from kbitq.format import (
     CONFIG_FILE,
@@ -29,7 +30,7 @@ from kbitq.format import (
 
 
 def finish_folder(
-    plan: Plan, staging: Staging, totals: Mapping[str, Any], rows: Sequence[Any], digests: Mapping[str, str]
+    plan: Plan, staging: Staging, totals: Mapping[str, Any], rows: Sequence[LedgerRow], digests: Mapping[str, str]
 ) -> None:
     """Complete a folder of quantized weights and publish it. ``digests``: SHA-256 of the weight files, by name."""
     copy_carried(plan.checkpoint, staging, but=CARD_FILE)
@@ -43,7 +44,7 @@ def finish_folder(
     source, readme = plan.checkpoint.storage.label, read_readme(plan.checkpoint)
     card = model_card(Subject(ledger, source, plan.checkpoint.config, plan.checkpoint.carried, readme=readme))
     staging.write_file(CARD_FILE, card.encode())
-    write_sums(staging, digests)
+    write_checksums(staging, digests)
     staging.publish_folder(replace=plan.options.force)
 
 

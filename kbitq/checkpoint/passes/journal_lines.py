@@ -32,10 +32,10 @@ class JournalLines:
         self._note("scan", tensor=tensor, found=_scan_record(found))
 
     def tensor_reached(self, tensor: str, position: int, error_sums: ErrorSums | None) -> None:
-        self._note("part", tensor=tensor, next=position, sums=_sums_record(error_sums))
+        self._note("part", tensor=tensor, next=position, sums=_error_sums_record(error_sums))
 
     def tensor_finished(self, tensor: str, error_sums: ErrorSums | None) -> None:
-        self._note("tensor", tensor=tensor, sums=_sums_record(error_sums))
+        self._note("tensor", tensor=tensor, sums=_error_sums_record(error_sums))
 
     def file_finished(self, file: str, sha256: str) -> None:
         self._note("file", file=file, sha256=sha256)
@@ -85,9 +85,9 @@ def _tell(record: Mapping[str, Any], events: RunEvents) -> None:
     elif kind == "scanning":
         events.scan_reached(str(record["tensor"]), int(record["next"]), _scan(record["found"]))
     elif kind == "part":
-        events.tensor_reached(str(record["tensor"]), int(record["next"]), _sums(record["sums"]))
+        events.tensor_reached(str(record["tensor"]), int(record["next"]), _error_sums(record["sums"]))
     elif kind == "tensor":
-        events.tensor_finished(str(record["tensor"]), _sums(record["sums"]))
+        events.tensor_finished(str(record["tensor"]), _error_sums(record["sums"]))
     elif kind == "file":
         events.file_finished(str(record["file"]), str(record["sha256"]))
     else:
@@ -104,10 +104,10 @@ def _scan(found: Any) -> Scan:
     return Scan(float.fromhex(amax), int(nonfinite), int(first))
 
 
-def _sums_record(error_sums: ErrorSums | None) -> list[str] | None:
+def _error_sums_record(error_sums: ErrorSums | None) -> list[str] | None:
     """Error sums as JSON that gives every bit back."""
-    return None if error_sums is None else [value.hex() for value in error_sums.state()]
+    return None if error_sums is None else [value.hex() for value in error_sums.values()]
 
 
-def _sums(texts: Any) -> ErrorSums | None:
-    return None if texts is None else ErrorSums.from_state([float.fromhex(text) for text in texts])
+def _error_sums(texts: Any) -> ErrorSums | None:
+    return None if texts is None else ErrorSums.from_values([float.fromhex(text) for text in texts])

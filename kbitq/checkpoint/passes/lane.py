@@ -12,7 +12,7 @@ from kbitq.checkpoint.source.spans import Span
 from kbitq.codecs.base import Codec
 from kbitq.ops.dtypes import TORCH_DTYPES
 
-MIN_PART_BYTES = 64 << 10  # a GPU without room even for this is out of memory
+MIN_STRIP_BYTES = 64 << 10  # a GPU without room even for this is out of memory
 
 
 class Lane:
@@ -50,36 +50,36 @@ class Lane:
             self.stream.synchronize()
 
 
-class RowParts:
-    """Queues the work on a tile in parts, runs of rows, that the devices of ``lanes`` have room for.
+class Strips:
+    """Queues the work on a tile in strips: runs of rows that the devices of ``lanes`` have room for.
 
-    ``part_bytes`` of a tile's values at once; a device that is short of memory makes it smaller for all that follow.
+    ``strip_bytes`` of a tile's values at once; a device that is short of memory makes it smaller for all that follow.
     """
 
-    def __init__(self, lanes: Sequence[Lane], part_bytes: int) -> None:
-        self._lanes, self._part_bytes = lanes, part_bytes
+    def __init__(self, lanes: Sequence[Lane], strip_bytes: int) -> None:
+        self._lanes, self._strip_bytes = lanes, strip_bytes
 
-    def queue(self, part: Callable[[slice], None], values: torch.Tensor, lane: Lane) -> None:
-        """Call ``part(rows)`` for all rows of ``values`` in order, on the lane's stream.
+    def queue(self, strip: Callable[[slice], None], values: torch.Tensor, lane: Lane) -> None:
+        """Call ``strip(rows)`` for all rows of ``values`` in order, on the lane's stream.
 
-        Raises torch.OutOfMemoryError where even the smallest part is too large.
+        Raises torch.OutOfMemoryError where even the smallest strip is too large.
         """
         total, row_bytes, first = values.shape[0], values.shape[1] * values.element_size(), 0
         with torch.cuda.stream(lane.stream):
             while first < total:
-                rows = min(total - first, max(1, self._part_bytes // row_bytes))
+                rows = min(total - first, max(1, self._strip_bytes // row_bytes))
                 try:
-                    part(slice(first, first + rows))
+                    strip(slice(first, first + rows))
                 except torch.OutOfMemoryError:
-                    if rows == 1 or rows * row_bytes <= MIN_PART_BYTES:
+                    if rows == 1 or rows * row_bytes <= MIN_STRIP_BYTES:
                         raise
                     self._make_room(rows * row_bytes // 2)
                 else:
                     first += rows
 
-    def _make_room(self, part_bytes: int) -> None:
-        """Let every tile in flight end, give its memory back, and take smaller parts from now on."""
-        self._part_bytes = part_bytes
+    def _make_room(self, strip_bytes: int) -> None:
+        """Let every tile in flight end, give its memory back, and take smaller strips from now on."""
+        self._strip_bytes = strip_bytes
         for lane in self._lanes:
             lane.wait()
         torch.cuda.empty_cache()

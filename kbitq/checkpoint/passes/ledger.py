@@ -13,7 +13,7 @@ from kbitq.checkpoint.output.checksums import sha256
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES
 from kbitq.checkpoint.plan.options import FITTED
 from kbitq.checkpoint.plan.plan import Plan
-from kbitq.checkpoint.plan.totals import kept_row
+from kbitq.checkpoint.plan.totals import LedgerRow, kept_row
 from kbitq.checkpoint.source.open import Checkpoint, read_header
 from kbitq.checkpoint.source.side_files import RECIPE_FILE, WEIGHTS_SUFFIX
 from kbitq.choose.knapsack import Budget
@@ -25,7 +25,7 @@ from kbitq.format import FORMAT_VERSION
 _FEW_RULES = 3  # rules that read well on a command line; more of them go into a recipe
 
 
-def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[Any]) -> dict[str, Any]:
+def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[LedgerRow]) -> dict[str, Any]:
     """Where every tensor of the source went, those in files carried over included, and what makes the bytes again.
 
     A source on the Hub is named, with its commit. One on a disk is not, nor is a folder of another file: where they
@@ -103,7 +103,7 @@ def _budget_options(budget: Budget | None) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _carried_tensors(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+def _carried_tensors(checkpoint: Checkpoint) -> list[LedgerRow]:
     """Rows for the tensors of safetensors files that are carried over whole (adapters and the like)."""
     return [
         kept_row(ref.name, f"in {name}, carried over whole", ref.shape, ref.dtype, ref.nbytes)

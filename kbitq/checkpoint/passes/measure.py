@@ -51,18 +51,18 @@ def measure(plan: Plan, codec: TileCodec, tensor: TensorPlan, ks: Sequence[int])
         if plan.options.on_nonfinite == "error":
             raise nonfinite_error(plan.checkpoint, source, scan)
         return f"{scan.nonfinite} values are not finite"
-    sums = _Sums(plan, codec, tensor, ks, scan.amax)
+    errors = _Errors(plan, codec, tensor, ks, scan.amax)
     rows, cols = matrix_shape(tensor.name, tensor.shape)
     if plan.options.budget.sample and plan.importance is None:
         for span, w in sampled(codec.reader, source):
-            sums.add(span, w)
-        return sums.result(element_count(tensor.shape) / sums.elements)
+            errors.add(span, w)
+        return errors.result(element_count(tensor.shape) / errors.elements)
     for span in codec.reader.spans(source):
-        sums.add(span, codec.reader.read(source, span))
-    return sums.result(rows * cols / sums.elements)
+        errors.add(span, codec.reader.read(source, span))
+    return errors.result(rows * cols / errors.elements)
 
 
-class _Sums:
+class _Errors:
     """Errors of one tensor, added up span by span: at each K over all rows or over every 16th."""
 
     def __init__(self, plan: Plan, codec: TileCodec, tensor: TensorPlan, ks: Sequence[int], amax: float) -> None:
@@ -112,7 +112,7 @@ class _Sums:
         return table
 
     def result(self, factor: float) -> Measured:
-        """The sums, times ``factor`` where only a sample was seen."""
+        """The errors, times ``factor`` where only a sample was seen."""
         unit = self.columns.unit(self.tensor) if self.want_weighted else 1.0
         found = Measured(self.signal * factor)
         reference = max((k for k in self.ks if k in FULL_KS), default=None)

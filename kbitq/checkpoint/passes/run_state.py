@@ -60,18 +60,18 @@ class ErrorSums:
             self._row = [0.0, 0.0]
 
     def copy(self) -> ErrorSums:
-        return ErrorSums.from_state(self.state())
+        return ErrorSums.from_values(self.values())
 
-    def state(self) -> list[float]:
-        """All sums, for ``from_state``."""
+    def values(self) -> list[float]:
+        """All sums, for ``from_values``."""
         return [self.signal, self.noise, self.max_abs_err, *self._row]
 
     @classmethod
-    def from_state(cls, state: Sequence[float]) -> ErrorSums:
-        """The sums again. Raises ValueError for a state of another length."""
-        signal, noise, max_abs_err, *row = state
+    def from_values(cls, values: Sequence[float]) -> ErrorSums:
+        """The sums again. Raises ValueError for another number of values."""
+        signal, noise, max_abs_err, *row = values
         if len(row) != 2:
-            raise ValueError(f"{len(state)} sums")
+            raise ValueError(f"{len(values)} error sums")
         return cls(signal, noise, max_abs_err, row)
 
     @property

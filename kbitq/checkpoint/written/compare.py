@@ -24,8 +24,8 @@ def matching_source(source: Checkpoint, tensor: StoredTensor) -> SourceTensor:
 
 def measure_tensor(stored: TileReader, tensor: StoredTensor, plain: TileReader, original: SourceTensor) -> ErrorSums:
     """The error of a stored tensor against its original."""
-    sums, constants = ErrorSums(), read_constants(stored, tensor)
+    error_sums, constants = ErrorSums(), read_constants(stored, tensor)
     for span in plain.spans(original):
         parts = read_span(stored, tensor, span, constants)
-        sums.add(span, tensor.codec.stats(plain.read(original, span), parts))
-    return sums
+        error_sums.add(span, tensor.codec.stats(plain.read(original, span), parts))
+    return error_sums
