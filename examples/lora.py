@@ -1,4 +1,4 @@
-"""Fine-tune a quantized language model: LoRA adapters over packed weights, then merged by quantizing again.
+"""Fine-tune a quantized language model: LoRA adapters over packed weights, then merged into more bits.
 
 python examples/lora.py [FOLDER OF A MODEL]
 """
@@ -11,8 +11,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kbitq
+from kbitq.integrations.peft import for_packed, merge, merge_losses
 
-K, STEPS = 3, 30
+K, MERGED_K, STEPS = 3, 8, 30
 TEXT = (
     "Packed weights are read as they lie: K words of bits and one byte of scale for thirty-two values. "
     "A block is decoded in registers, multiplied, and forgotten. Nothing is ever written back to memory. "
@@ -30,9 +31,8 @@ def main() -> None:
     ids = AutoTokenizer.from_pretrained(source)(TEXT, return_tensors="pt")["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(quantized(source, K), dtype=torch.float32)
     torch.manual_seed(0)
-    model = get_peft_model(
-        model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])
-    )
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])
+    model = get_peft_model(model, for_packed(config))
     trained = [p for p in model.parameters() if p.requires_grad]
     print(f"{sum(p.numel() for p in trained):,} parameters are trained, over weights of {K} bits")
     before = loss_of(model, ids)
@@ -45,9 +45,14 @@ def main() -> None:
     model.eval()
     after = loss_of(model, ids)
 
-    merged = model.merge_and_unload()
-    print(f"loss {before:.3f} -> {after:.3f} with adapters -> {loss_of(merged, ids):.3f} merged into {K} bits again")
-    out = OUT / f"{source.name}-tuned-k{K}"
+    print(f"loss {before:.3f} -> {after:.3f} with adapters")
+
+    for k in (K, MERGED_K):  # measured before anything is changed
+        kept = sorted(loss.kept for loss in merge_losses(model, k).values())
+        print(f"merging into {k} bits would keep {kept[0]:.0%} to {kept[-1]:.0%} of the updates")
+    merged = merge(model, k=MERGED_K)
+    print(f"merged into {MERGED_K} bits: loss {loss_of(merged, ids):.3f}")
+    out = OUT / f"{source.name}-tuned"
     kbitq.save_pretrained(merged, out)
     again = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     print(f"saved to {out.name}/ and loaded again: loss {loss_of(again, ids):.3f}")

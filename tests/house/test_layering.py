@@ -48,9 +48,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ops",
     },
     "hub": {"checkpoint.source", "format"},  # it gives checkpoint a Storage
-    "integrations": {"nn"},
+    "integrations": {"format", "nn"},
     "integrations.transformers": {
-        "checkpoint.source", "checkpoint.output", "choose", "codecs", "format", "nn", "ops", "quantized",
+        "integrations", "checkpoint.source", "checkpoint.output", "choose", "codecs", "format", "nn", "ops",
+        "quantized",
     },
 }  # fmt: skip
 # Packages that only one room (and the rooms in it) may import.

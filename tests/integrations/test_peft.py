@@ -1,9 +1,8 @@
 """LoRA on packed layers: it trains, saves and loads, merges by quantizing again, and comes apart exactly."""
 
 import copy
-import subprocess
-import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +14,8 @@ from kbitq.nn import KbitLinear, replace_linears
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
+from kbitq.integrations.peft import LostUpdateWarning, for_packed, merge, merge_losses  # noqa: E402
+
 
 def packed_model(folders, k: int = 4, dtype: torch.dtype = torch.float32):
     return auto_class("llama").from_pretrained(folders("llama", k)[1], dtype=dtype)
@@ -23,14 +24,15 @@ def packed_model(folders, k: int = 4, dtype: torch.dtype = torch.float32):
 def lora(model, **options):
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["o_proj", "up_proj", "down_proj"], **options}
     torch.manual_seed(0)
-    return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    return peft.get_peft_model(model, for_packed(peft.LoraConfig(task_type="CAUSAL_LM", **settings)))
 
 
-def with_random_adapters(model):
+def with_random_adapters(model, std: float = 0.3):
+    """Adapters whose updates are well above the quantization step."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.05)
+            torch.nn.init.normal_(parameter, std=std)
     return model
 
 
@@ -118,7 +120,7 @@ def test_unmerging_restores_the_bytes(folders) -> None:
 
 def test_two_adapters(folders) -> None:
     model = with_random_adapters(lora(packed_model(folders)))
-    model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["up_proj"], lora_bias=False))
+    model.add_adapter("other", for_packed(peft.LoraConfig(r=2, target_modules=["up_proj"], lora_bias=False)))
     with_random_adapters(model)
     ids = sample_inputs("llama")["input_ids"]
     with torch.no_grad():
@@ -143,7 +145,8 @@ def test_two_adapters(folders) -> None:
 def test_an_adapter_is_saved_and_loaded(folders, tmp_path) -> None:
     model = with_random_adapters(lora(packed_model(folders)))
     model.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(packed_model(folders), tmp_path)
+    config = for_packed(peft.PeftConfig.from_pretrained(tmp_path))
+    again = peft.PeftModel.from_pretrained(packed_model(folders), tmp_path, config=config)
     assert torch.equal(outputs(again, "llama"), outputs(model, "llama"))
     native = packed_model(folders)
     native.load_adapter(str(tmp_path))
@@ -153,7 +156,7 @@ def test_an_adapter_is_saved_and_loaded(folders, tmp_path) -> None:
 def test_a_bias_of_an_adapter_is_merged() -> None:
     base = torch.nn.Sequential(torch.nn.Linear(96, 64))
     replace_linears(base, 5)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"], lora_bias=True))
+    model = peft.get_peft_model(base, for_packed(peft.LoraConfig(r=2, target_modules=["0"], lora_bias=True)))
     layer = model.base_model.model[0]
     torch.nn.init.normal_(layer.lora_B["default"].bias)
     expected = layer.get_base_layer().bias + layer.lora_B["default"].bias
@@ -165,13 +168,13 @@ def test_variants_that_are_not_supported_say_so() -> None:
     base = torch.nn.Sequential(torch.nn.Linear(96, 64))
     replace_linears(base, 5)
     with pytest.raises(ValueError, match="variant"):
-        peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"], use_dora=True))
+        peft.get_peft_model(base, for_packed(peft.LoraConfig(r=2, target_modules=["0"], use_dora=True)))
 
 
 def test_a_merge_that_overflows_is_refused() -> None:
     base = torch.nn.Sequential(torch.nn.Linear(96, 64))
     replace_linears(base, 5)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
+    model = peft.get_peft_model(base, for_packed(peft.LoraConfig(r=2, target_modules=["0"])))
     model.base_model.model[0].lora_B["default"].weight.data.fill_(float("inf"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -179,13 +182,115 @@ def test_a_merge_that_overflows_is_refused() -> None:
             model.merge_and_unload()
 
 
-@pytest.mark.parametrize("order", ["import kbitq, peft", "import peft, kbitq"])
-def test_either_order_of_imports(order: str) -> None:
-    code = (
-        f"{order}\nfrom kbitq.nn import KbitLinear\n"
-        "config = peft.LoraConfig(target_modules=['x'])\n"
-        "assert KbitLinear in config._custom_modules, config._custom_modules\n"
-        "assert 'custom' not in str(config.to_dict())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_a_config_that_knows_packed_layers_is_saved_as_any_other() -> None:
+    plain, ours = (peft.LoraConfig(target_modules=["x"]) for _ in range(2))
+    assert for_packed(ours) is ours
+    assert ours.to_dict() == plain.to_dict()
+    with pytest.raises(kbitq.KbitqError, match=r"not IA3Config: give a peft\.LoraConfig"):
+        for_packed(peft.IA3Config())
+
+
+def test_transformers_own_adapters(folders, tmp_path) -> None:
+    """``add_adapter`` and ``load_adapter`` of a packed model, and ``from_pretrained`` of a folder with an adapter."""
+    model = packed_model(folders)
+    torch.manual_seed(0)
+    model.add_adapter(peft.LoraConfig(r=4, target_modules=["o_proj", "up_proj"]))
+    with_random_adapters(model)
+    model.save_pretrained(tmp_path)
+    whole = auto_class("llama").from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.equal(outputs(whole, "llama"), outputs(model, "llama"))
+    assert not torch.equal(outputs(model, "llama"), outputs(packed_model(folders), "llama"))
+
+
+# -- merging, and what it loses ---------------------------------------------------------------------------------------
+
+
+def with_small_adapters(folders, k: int = 3):
+    """Adapters whose update is a hundredth of the weight: far below the step of 3 bits."""
+    model = with_random_adapters(lora(packed_model(folders, k)))
+    for loss, (_, layer) in zip(merge_losses(model).values(), lora_layers(model), strict=True):
+        layer.lora_B["default"].weight.data *= 0.01 / loss.size
+    return model
+
+
+def lora_layers(model):
+    return [(n, m) for n, m in model.named_modules() if hasattr(m, "merge_loss")]
+
+
+def test_small_updates_are_lost_at_3_bits_and_kept_at_8(folders) -> None:
+    model = with_small_adapters(folders)
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    lost, kept = merge_losses(model), merge_losses(model, 8)
+    assert lost.keys() == kept.keys() == {name for name, _ in lora_layers(model)}
+    assert all(loss.size == pytest.approx(0.01, rel=1e-3) and loss.k == 3 for loss in lost.values())
+    assert all(loss.is_lost and loss.kept < 0.1 for loss in lost.values())
+    assert all(not loss.is_lost and loss.kept > 0.8 and loss.error < 1 and loss.k == 8 for loss in kept.values())
+    after = dict(model.named_parameters())
+    assert all(torch.equal(p, after[n]) for n, p in before.items())
+
+
+def test_a_loss_is_what_its_terms_say(folders) -> None:
+    model = with_random_adapters(lora(packed_model(folders)))
+    name, layer = lora_layers(model)[0]
+    weight, update = layer.get_base_layer().dequantize(), layer.get_delta_weight("default").detach()
+    merged = kbitq.quantize(weight + update, 5).dequantize(torch.float32)
+    loss = merge_losses(model, 5)[name]
+    assert loss.error == pytest.approx(float((merged - weight - update).norm() / update.norm()), rel=1e-4)
+    assert loss.kept == pytest.approx(float(((merged - weight) * update).sum() / update.square().sum()), rel=1e-4)
+    assert loss.size == pytest.approx(float(update.norm() / weight.norm()), rel=1e-4)
+    fresh = merge_losses(lora(packed_model(folders)))
+    assert all((loss.kept, loss.error, loss.size) == (1, 0, 0) for loss in fresh.values())
+
+
+def test_merging_into_more_bits(folders, tmp_path) -> None:
+    model = with_small_adapters(folders)
+    wanted, bare = outputs(model, "llama"), outputs(packed_model(folders, 3), "llama")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        merged = merge(model, 8)
+    up = merged.model.layers[0].mlp.up_proj
+    assert type(up) is KbitLinear
+    assert (up.k, merged.model.layers[0].self_attn.q_proj.k) == (8, 3)
+    assert relative_error(outputs(merged, "llama"), wanted) < 0.5 * relative_error(bare, wanted)
+    for save, folder in (
+        (merged.save_pretrained, tmp_path / "a"),
+        (partial(kbitq.save_pretrained, merged), tmp_path / "b"),
+    ):
+        save(folder)
+        again = auto_class("llama").from_pretrained(folder, dtype=torch.float32)
+        assert torch.equal(outputs(again, "llama"), outputs(merged, "llama"))
+        assert again.model.layers[0].mlp.up_proj.k == 8
+
+
+def test_a_merge_that_loses_the_update_warns(folders) -> None:
+    model = with_small_adapters(folders)
+    sentence = r"^in 6 of 6 layers, merging into 3 bits lost more than half .*peft\.merge\(model, k=\.\.\.\)$"
+    with pytest.warns(LostUpdateWarning, match=sentence) as seen:
+        merged = merge(copy.deepcopy(model))
+    assert len(seen) == 1
+    assert merged.model.layers[0].mlp.up_proj.k == 3
+    with pytest.warns(LostUpdateWarning, match=r"^merging into 3 bits lost"):
+        model.merge_and_unload()
+
+
+def test_unmerging_more_bits_restores_the_bytes(folders) -> None:
+    model = with_small_adapters(folders)
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    infos = [layer.get_base_layer().info for _, layer in lora_layers(model)]
+    for _, layer in lora_layers(model):
+        layer.merge_k = 6
+    model.merge_adapter()
+    assert all(layer.get_base_layer().k == 6 for _, layer in lora_layers(model))
+    model.unmerge_adapter()
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert [layer.get_base_layer().info for _, layer in lora_layers(model)] == infos
+
+
+def test_merging_what_cannot_be_merged(folders) -> None:
+    model = lora(packed_model(folders))
+    with pytest.raises(kbitq.KbitqError, match="k must be a whole number from 2 to 8, not 9"):
+        merge(model, 9)
+    with pytest.raises(kbitq.KbitqError, match="no LoRA adapter on a packed layer"):
+        merge(peft.get_peft_model(torch.nn.Sequential(torch.nn.Linear(8, 8)), peft.LoraConfig(target_modules=["0"])))
+    with pytest.raises(kbitq.KbitqError, match=r"LlamaForCausalLM cannot be merged: give the model that peft"):
+        merge(packed_model(folders))
