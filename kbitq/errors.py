@@ -58,6 +58,10 @@ class SelectionError(KbitqError):
     """A pattern matches nothing, or the options leave nothing to quantize."""
 
 
+class OptionError(KbitqError, ValueError):
+    """An option that there is not, or a value that it does not take. ``argument`` is its name."""
+
+
 class CodebookError(KbitqError, ValueError):
     """A codebook file or array is not 2^K ascending finite levels."""
 

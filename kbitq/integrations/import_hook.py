@@ -1,4 +1,4 @@
-"""Calls a function once a module has been imported, by whomever and whenever. Standard library only: it runs at import.
+"""Runs a function once a module has been imported, by whomever and whenever. Standard library only: it runs at import.
 
 transformers has no entry point for quantizers, and importing it takes seconds, so kbitq waits for others to do so.
 """
@@ -9,19 +9,22 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+from kbitq.errors import KbitqError
 
 TRANSFORMERS_REGISTRY = "transformers.quantizers.auto"
 """The module of transformers that holds the tables of quantizers."""
 
-PEFT_LORA = "peft.tuners.lora"
-"""The package of PEFT that holds LoRA's config and layers."""
 
+class _AfterImport(MetaPathFinder):
+    """A finder that finds nothing itself: the others find ``name``, and ``action`` runs once, after the module's code.
 
-class _AfterImport:
-    """A finder that finds nothing itself: it lets the others find ``name`` and has ``action`` run after its code."""
+    It leaves ``sys.meta_path`` as soon as the module was imported.
+    """
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self.name, self.action = name, action
@@ -34,38 +37,54 @@ class _AfterImport:
         for finder in sys.meta_path:
             spec = finder.find_spec(fullname, path, target) if finder is not self else None
             if spec is not None and spec.loader is not None:
-                self._extend(spec)
+                spec.loader = _LoadThenAct(spec.loader, self)
                 return spec
         return None
 
-    def _extend(self, spec: ModuleSpec) -> None:
-        loader, action = spec.loader, self.action
-        run = loader.exec_module  # type: ignore[union-attr]
+    def finish(self) -> None:
+        """The module was imported: leave, then act."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self.action()
 
-        def run_and_act(module: ModuleType) -> None:
-            run(module)
-            action()
 
-        loader.exec_module = run_and_act  # type: ignore[union-attr, method-assign]
+class _LoadThenAct(Loader):
+    """Stands before a module's own loader until the module's code runs, and is gone after."""
+
+    def __init__(self, loader: Loader, finder: _AfterImport) -> None:
+        self._loader, self._finder = loader, finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._finder.finish()
+
+    def __getattr__(self, name: str) -> Any:  # a loader may be asked for the source without importing
+        return getattr(self._loader, name)
 
 
 def after_import(name: str, action: Callable[[], None]) -> None:
-    """Run ``action`` as soon as module ``name`` is imported: now, if it is already."""
+    """Run ``action`` as soon as module ``name`` is imported: now, if it is already. Only the first action waits."""
     if name in sys.modules:
         action()
-    else:
+    elif not any(isinstance(finder, _AfterImport) and finder.name == name for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport(name, action))
 
 
-def _register(library: str, module: str) -> None:
-    """Make kbitq known to a library. A failure is a warning: it must not break what has nothing to do with kbitq."""
+def _register_with_transformers() -> None:
+    """Import the module that registers itself. A failure is a warning: it must not break other uses of transformers."""
     try:
-        importlib.import_module(f"kbitq.integrations.{module}").register()
+        importlib.import_module("kbitq.integrations.transformers.quantizer")
     except Exception as error:
-        warnings.warn(f"kbitq could not register itself with {library}: {error!r}", stacklevel=2)
+        reason = str(error) if isinstance(error, KbitqError) else repr(error)
+        warnings.warn(f"kbitq could not register itself with transformers: {reason}", stacklevel=2)
 
 
 def install() -> None:
     """Called by ``import kbitq``."""
-    after_import(TRANSFORMERS_REGISTRY, partial(_register, "transformers", "transformers.quantizer"))
-    after_import(PEFT_LORA, partial(_register, "peft", "peft"))
+    after_import(TRANSFORMERS_REGISTRY, _register_with_transformers)

@@ -21,6 +21,10 @@ ORDERS = {
     "transformers first": "import transformers, kbitq",
     "after the registry": "import transformers.quantizers.auto; import kbitq",
     "after a model class": "from transformers import LlamaForCausalLM; import kbitq",
+    "config first": "import kbitq; kbitq.KbitqConfig",
+    "config after transformers": "import transformers, kbitq; kbitq.KbitqConfig",
+    "quantizer first": "import kbitq.integrations.transformers.quantizer",
+    "saving first": "import kbitq; kbitq.save_pretrained",
     "twice": "import kbitq, importlib, transformers.quantizers; importlib.reload(kbitq); import kbitq.nn",
 }
 
@@ -64,12 +68,25 @@ def test_the_hook_lets_other_imports_be() -> None:
 def test_a_failure_to_register_is_a_warning_and_not_an_error() -> None:
     done = run("""
         import sys, types, warnings, kbitq
-        broken = types.ModuleType("kbitq.integrations.transformers.quantizer")
-        sys.modules["kbitq.integrations.transformers.quantizer"] = broken      # has no register()
+        sys.modules["kbitq.integrations.transformers.quantizer"] = None      # importing it fails
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             import transformers.quantizers.auto as auto
-        assert "llama" and "kbitq" not in auto.AUTO_QUANTIZER_MAPPING
+        assert "kbitq" not in auto.AUTO_QUANTIZER_MAPPING
         assert any("could not register" in str(w.message) for w in caught), caught
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_transformers_that_is_too_old_is_said_to_be() -> None:
+    done = run("""
+        import warnings, kbitq, transformers
+        transformers.__version__ = "4.57.6"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import transformers.quantizers.auto as auto
+        said = [str(w.message) for w in caught if "could not register" in str(w.message)]
+        assert said == ["kbitq could not register itself with transformers: transformers 4.57.6 is too old for kbitq: "
+                        "pip install 'transformers>=5.17'"], said
     """)
     assert done.returncode == 0, done.stderr

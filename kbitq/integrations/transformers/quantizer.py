@@ -11,15 +11,19 @@ import re
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 
 from kbitq import format as fmt
-from kbitq.errors import FormatError, KbitqError
+from kbitq.errors import FormatError, KbitqError, OptionError
 from kbitq.integrations.transformers.config import KbitqConfig
 from kbitq.integrations.transformers.manifest import DTYPES, Manifest, read_manifest
 from kbitq.nn import dequantize_modules
 from kbitq.nn.packed import PackedModule
+
+OLDEST_TRANSFORMERS = "5.17"  # as in pyproject.toml
 
 
 class KbitqHfQuantizer(HfQuantizer):
@@ -41,7 +45,12 @@ class KbitqHfQuantizer(HfQuantizer):
         devices = kwargs.get("device_map")
         wanted = devices.values() if isinstance(devices, dict) else [devices]
         if any("mps" in str(device) for device in wanted):
-            raise KbitqError("kbitq computes on CPUs and CUDA devices, not on 'mps'", hint='device_map="cpu"')
+            raise KbitqError("kbitq computes on CPUs and CUDA devices, not on 'mps': give device_map='cpu'")
+        if self.quantization_config.dequantize and not self.pre_quantized:
+            raise OptionError(
+                "dequantize=True is for a folder that kbitq has quantized, which this is not: leave it away",
+                argument="dequantize",
+            )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self._dtype = dtype
@@ -62,6 +71,7 @@ class KbitqHfQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if not self.pre_quantized:
+            self.quantization_config.selection().check_patterns(name for name, _ in model.named_parameters())
             return
         from kbitq.integrations.transformers import routes
 
@@ -105,7 +115,7 @@ class KbitqHfQuantizer(HfQuantizer):
     # -- after loading ---------------------------------------------------------------------------------
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        from kbitq.integrations.transformers import routes, saving
+        from kbitq.integrations.transformers import packed_model, routes, saving
 
         used = getattr(model, "_weight_conversions", None) or []
         model._weight_conversions = routes.conversions_for_saving(used)
@@ -119,10 +129,14 @@ class KbitqHfQuantizer(HfQuantizer):
             _cast_plain(model, self._dtype)
         if not self.quantization_config.dequantize:
             model.kbitq_manifest = self.manifest
+        packed_model.mark_packed(model)
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        from kbitq.integrations.transformers import packed_model
+
         dequantize_modules(model, dtype)
+        packed_model.mark_ordinary(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
@@ -157,24 +171,11 @@ def _expected(model: Any, config: KbitqConfig) -> Manifest:
 
 
 def _freeze(model: Any) -> None:
-    """transformers gives every loaded float tensor a gradient, and takes a model's dtype from the first of them."""
+    """transformers gives every loaded float tensor a gradient."""
     for module in model.modules():
         if isinstance(module, PackedModule):
             for name in module.packed_names():
                 module.get_parameter(name + fmt.CODEBOOK_SUFFIX).requires_grad_(False)
-    from transformers.modeling_utils import PreTrainedModel
-
-    base: Any = PreTrainedModel
-    base.dtype = _dtype
-
-
-def _dtype_of(model: Any) -> torch.dtype:
-    """``model.dtype`` where the first float parameter may be a codebook, which is always float32."""
-    plain = (p.dtype for n, p in model.named_parameters() if not n.endswith(fmt.CODEBOOK_SUFFIX))
-    return next((dtype for dtype in plain if dtype.is_floating_point), torch.float32)
-
-
-_dtype = property(_dtype_of)
 
 
 def _check_codebooks(model: torch.nn.Module) -> None:
@@ -193,10 +194,19 @@ def _cast_plain(model: Any, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def register() -> None:
-    """Enter the config and the quantizer into transformers' tables. Called once, after they are made."""
-    if fmt.QUANT_METHOD not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
-        auto.register_quantization_config(fmt.QUANT_METHOD)(KbitqConfig)
-        auto.register_quantizer(fmt.QUANT_METHOD)(KbitqHfQuantizer)
-        known: Any = auto.LOADING_ATTRIBUTES_CONFIG_TYPES
-        auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*known, KbitqConfig)  # so that dequantize=True counts for a folder
+def _register() -> None:
+    """Enter the config and the quantizer into transformers' three tables."""
+    if Version(transformers.__version__) < Version(OLDEST_TRANSFORMERS):
+        found = f"transformers {transformers.__version__} is too old for kbitq"
+        raise KbitqError(f"{found}: pip install 'transformers>={OLDEST_TRANSFORMERS}'")
+    if fmt.QUANT_METHOD in auto.AUTO_QUANTIZER_MAPPING:  # this module is loaded again
+        return
+    auto.register_quantization_config(fmt.QUANT_METHOD)(KbitqConfig)
+    auto.register_quantizer(fmt.QUANT_METHOD)(KbitqHfQuantizer)
+    known: Any = auto.LOADING_ATTRIBUTES_CONFIG_TYPES
+    auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*known, KbitqConfig)  # so that dequantize=True counts for a folder
+
+
+# By importing this module, as transformers' own decorators would: whoever comes first, the import hook or a user, the
+# entries are made once, and after the classes.
+_register()
