@@ -31,7 +31,7 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format bench bench-gpu quality examples sanitize fuzz clean
+.PHONY: help demo test lint mypy format bench bench-gpu quality examples sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,8 +46,14 @@ test: $(STAMP)-test
 lint: $(STAMP)-lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy
+	@$(MAKE) --no-print-directory mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+
+# The package as it is installed, with cli/ as kbitq.cli.
+mypy: $(STAMP)-lint
+	@rm -rf build/typed && mkdir -p build/typed/kbitq
+	@ln -s $(CURDIR)/kbitq/* $(CURDIR)/cli build/typed/kbitq/
+	cd build/typed && $(abspath $(PY)) -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 format: $(STAMP)-lint
 	$(PY) -m ruff check --fix .

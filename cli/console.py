@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ class Console:
         """A piece of text that goes on: shown at once, no line end added."""
         print(prose(text), end="", file=sys.stdout, flush=True)
 
-    def object(self, value: dict[str, Any]) -> None:
+    def object(self, value: Mapping[str, Any]) -> None:
         """One JSON object; a number that is not finite becomes null, as in the format's own header."""
         print(json.dumps(_finite(value), indent=2, allow_nan=False), file=sys.stdout)
 

@@ -22,6 +22,13 @@ class Found(NamedTuple):
     base: str | None = None
 
 
+def local(source: Path) -> Path:
+    """The place of a source that is not streamed: the path itself, or a copy of the repository that it names."""
+    place = find(source).place
+    assert isinstance(place, Path)
+    return place
+
+
 def find(source: Path, *, stream: bool = False) -> Found:
     """The path itself if there is one; else a copy (with ``stream``: the files) of the repository that it names.
 

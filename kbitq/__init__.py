@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from kbitq import checkpoint, choose, codecs, errors, eval, format, functional, nn, ops  # noqa: F401
     from kbitq.checkpoint import load_file, save_file
     from kbitq.errors import KbitqError
     from kbitq.integrations.transformers.config import KbitqConfig
@@ -45,14 +46,16 @@ if TYPE_CHECKING:
     from kbitq.quantized import QuantizedTensor, dequantize, quantize
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"kbitq.{name}")
-    if (module := _moved.moved(name)) is not None:
-        return module
-    raise AttributeError(f"module 'kbitq' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker of types knows the names above and no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in _SUBMODULES:
+            return importlib.import_module(f"kbitq.{name}")
+        if (module := _moved.moved(name)) is not None:
+            return module
+        raise AttributeError(f"module 'kbitq' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -51,7 +51,7 @@ class QuantizedTensor:
     codec: str = fmt.DEFAULT_CODEC
 
     def __getattr__(self, name: str) -> Tensor:
-        parts = self.__dict__.get("parts", {})
+        parts: dict[str, Tensor] = self.__dict__.get("parts", {})
         if name in parts:
             return parts[name]
         raise AttributeError(f"QuantizedTensor has no attribute {name!r}")

@@ -31,7 +31,7 @@ def command(
     from kbitq.cli import sources
     from kbitq.cli.views import summary
 
-    target = sources.find(path).place
+    target = sources.local(path)
 
     with console.progress("dequantizing") as progress:
         report = dequantize_checkpoint(target, output, dtype=dtype, force=force, progress=progress)

@@ -52,10 +52,10 @@ def command(
     from kbitq.eval.perplexity import evaluate, windows_of
     from kbitq.integrations.transformers.loading import load_model
 
-    folder = sources.find(model).place
+    folder = sources.local(model)
     card = cards.before_saving(model) if save else ""  # now: what cannot be saved is refused before the work
     measured = load_model(folder, device=device, dtype=dtype)
-    original = load_model(sources.find(against).place, device=device, dtype=dtype) if against else None
+    original = load_model(sources.local(against), device=device, dtype=dtype) if against else None
     cut = windows_of(_ids(folder, text, tokens, measured), window, windows)
     with console.progress("reading", lambda rate: f"{count_text(rate)} tokens") as progress:
 

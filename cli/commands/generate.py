@@ -36,7 +36,7 @@ def command(
     from kbitq.eval.generation import generate, memory_of
     from kbitq.integrations.transformers.loading import load_model, load_tokenizer
 
-    folder = sources.find(model).place
+    folder = sources.local(model)
     speaker, tokenizer = load_model(folder, device=device, dtype=dtype), load_tokenizer(folder)
     if not talk.json:
         console.write(prompt)

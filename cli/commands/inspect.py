@@ -30,7 +30,7 @@ EPILOG = parsing.examples(
 def command(
     path: arguments.Checkpoint,
     against: looking.Against = None,
-    k: looking.Ks = "2,3,4,5",  # type: ignore[assignment]  # parsed by the option
+    k: looking.Ks = "2,3,4,5",  # type: ignore[assignment, type-arg]  # parsed by the option
     sample: looking.Sample = False,
     sort: looking.Sort = "name",
     by: looking.By = "tensor",

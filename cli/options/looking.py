@@ -22,7 +22,7 @@ Against = Annotated[
     ),
 ]
 Ks = Annotated[
-    tuple,
+    tuple,  # type: ignore[type-arg]  # typer takes tuple[int, ...] for several values, not for one that is parsed
     typer.Option(
         "--k", "-k", metavar="N,N,...", parser=parsing.ks, help="For a checkpoint not yet quantized: the K to try."
     ),

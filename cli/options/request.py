@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kbitq.cli.options import arguments, budget, coding, hub, output, parsing, rules, selection
+from kbitq.cli.options import arguments, budget, coding, hub, parsing, rules, selection
+from kbitq.cli.options.output import Force, MaxShardSize, Output
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import Plan, QuantizeOptions
@@ -31,7 +32,7 @@ class Request:
 
     source: arguments.Source
     k: coding.K = None
-    output: output.Output = None
+    output: Output = None
     scale: coding.Scale = "mse"
     codebook: coding.Codebook = "optimal"
     importance: coding.Importance = None
@@ -53,8 +54,8 @@ class Request:
     recipe: rules.Recipe = None
     write_recipe: rules.WriteRecipe = None
     stream: hub.Stream = False
-    max_shard_size: output.MaxShardSize = "5GB"  # type: ignore[assignment]  # parsed by the option
-    force: output.Force = False
+    max_shard_size: MaxShardSize = "5GB"  # type: ignore[assignment]  # parsed by the option
+    force: Force = False
 
 
 def options_of(request: Request, context: typer.Context) -> QuantizeOptions:

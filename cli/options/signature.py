@@ -7,7 +7,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from kbitq.cli.options import files
 
@@ -30,7 +30,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     def called(**given: Any) -> None:
         files.check_apart(roles, given)
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            given[name] = cast(type[Any], group)(
+                **{field.name: given.pop(field.name) for field in dataclasses.fields(group)}
+            )
         command(**given)
 
     called.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -16,9 +16,8 @@ _BAR = 30  # characters of its longest bar
 
 def facts_of(choice: Choice) -> list[tuple[str, str]]:
     """Lines for the summary of a plan."""
-    wanted = (
-        f"{choice.budget.bpw:g} bits per weight" if choice.budget.bpw is not None else size_text(choice.budget.size)
-    )
+    bpw, size = choice.budget.bpw, choice.budget.size
+    wanted = f"{bpw:g} bits per weight" if bpw is not None else size_text(size or 0)
     spent = f"{choice.bits_per_weight:.3f} bits per weight, {size_text(choice.weight_bytes)} of weight files"
     lines = [("budget", f"{wanted}: {spent}"), ("expected", f"{decibel_text(choice.sqnr_db)} dB overall")]
     gap = choice.error / choice.bound - 1 if choice.bound > 0 else 0.0

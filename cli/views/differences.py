@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbitq.cli.views import summary
 from kbitq.cli.views.tables import Name, Table
 from kbitq.cli.views.text import decibel_text, size_text
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def by_tensor(rows: Sequence[Row]) -> Table:
@@ -26,13 +26,13 @@ def by_tensor(rows: Sequence[Row]) -> Table:
     return made
 
 
-def joined(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
+def joined(first: Sequence[Row], second: Sequence[Row]) -> list[dict[str, Any]]:
     """Groups of two inspections side by side; what a side does not have, as it keeps those tensors, is None."""
     a, b = ({group["group"]: group for group in groups} for groups in (first, second))
     rows = []
     for name in dict.fromkeys([*a, *b]):
         sides = [a.get(name), b.get(name)]
-        row: Row = {"group": name}
+        row: dict[str, Any] = {"group": name}
         for key in ("ks", "bits_per_weight", "bytes", "sqnr_db"):
             row[key] = [side and side[key] for side in sides]
         row["more_bytes"], row["more_db"] = _difference(row["bytes"]), _difference(row["sqnr_db"])

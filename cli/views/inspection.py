@@ -131,7 +131,8 @@ def _mixed(report: InspectReport) -> list[str]:
 
 def _overall(report: InspectReport) -> list[Any]:
     """What follows the tensors: the verdicts, and the totals."""
-    lines, mixed = summary.sizes(report.totals), _mixed(report)
+    lines: list[tuple[str, Any]] = list(summary.sizes(report.totals))
+    mixed = _mixed(report)
     first = next((row for row in report.tensors if row["verdict"] == "quantized"), None)
     if first is not None and len(mixed) < 2:
         same = ", ".join(f"{key} {first[key]}" for key in ("scale", "codebook") if key not in mixed)

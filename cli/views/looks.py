@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kbitq.cli.views.tables import Bars, Cell, Name, Table
@@ -11,7 +11,7 @@ from kbitq.cli.views.text import count_text, decibel_text, share_text, size_text
 if TYPE_CHECKING:
     from kbitq.report.usage import Usage
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def groups_table(groups: Sequence[Row], title: str) -> Table:

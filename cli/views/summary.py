@@ -25,7 +25,7 @@ def quantized(report: RunReport) -> None:
         console.object(_ledger(report))
         return
     if not console.quiet:
-        lines = [*sizes(report.totals), *sqnr(report.totals)]
+        lines: list[tuple[str, Any]] = [*sizes(report.totals), *sqnr(report.totals)]
         if report.fit_gain_db is not None:
             lines.append(("fitting", f"{report.fit_gain_db:+.2f} dB over the optimal codebooks, on average"))
         lines.append(("time", _time(report)))

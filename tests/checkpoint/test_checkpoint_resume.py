@@ -15,6 +15,7 @@ from threading import RLock
 import pytest
 import torch
 
+from helpers import fresh
 from helpers.checkpoints import bytes_of, gaussian, partials, write_folder
 from kbitq import QuantizedTensor, load_file
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
@@ -218,18 +219,18 @@ run(plan_quantize(sys.argv[1], sys.argv[2], QuantizeOptions(k=3, max_memory=1, m
 @pytest.mark.slow
 def test_kill_9_at_random_moments(source: Path, tmp_path: Path, quantize: Quantize) -> None:
     quantize(source, tmp_path / "whole", max_shard_size=300_000)
-    chance, finished = random.Random(1), 0
+    chance = random.Random(1)
     for _ in range(20):
-        child = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(source), str(tmp_path / "out")], stdout=subprocess.PIPE
-        )
-        assert child.stdout is not None and child.stdout.readline() == b"started\n"
-        try:
-            finished += child.wait(timeout=chance.uniform(0.0, 1.2)) == 0
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        child.stdout.close()
+        heard, said = os.pipe()
+        arguments = ("-c", PROGRAM, str(source), str(tmp_path / "out"))
+        with Path(os.devnull).open() as nothing, open(heard, "rb") as pipe:  # noqa: PTH123
+            child = fresh.Process(arguments, (nothing.fileno(), said, 2))
+            os.close(said)
+            assert pipe.readline() == b"started\n"
+            try:
+                child.wait(timeout=chance.uniform(0.0, 0.4))
+            except subprocess.TimeoutExpired:
+                child.kill()
         if (tmp_path / "out").exists():
             assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
             shutil.rmtree(tmp_path / "out")

@@ -5,14 +5,21 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kbitq as library
-from helpers.program import PROGRAM, Kbitq, spawn
+from helpers.program import PROGRAM, Kbitq, Result
 
 HELP_SECONDS = 0.3
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "transformers")
+
+
+def started(*arguments: str, **options: Any) -> Result:
+    """The program started as a shell does it."""
+    done = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, check=False, **options)
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def test_help_is_quick() -> None:
@@ -38,7 +45,7 @@ def test_version(kbitq: Kbitq) -> None:
 
 @pytest.mark.parametrize("command", ["quantize", "plan", "inspect", "dequantize", "env"])
 def test_every_help_page_fits_80_columns(command: str) -> None:
-    code, out, err = spawn(command, "-h", env={**os.environ, "COLUMNS": "80", "TERM": "dumb"})
+    code, out, err = started(command, "-h", env={**os.environ, "COLUMNS": "80", "TERM": "dumb"})
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "Examples" in out
@@ -53,7 +60,7 @@ def test_no_arguments_shows_the_help(kbitq: Kbitq) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script(shell: str) -> None:
-    code, out, _ = spawn(
+    code, out, _ = started(
         "--show-completion", shell, env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     )
     assert code == 0
@@ -62,7 +69,7 @@ def test_completion_script(shell: str) -> None:
 
 def test_completion_is_installed(tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    assert spawn("--install-completion", "bash", env=environment).code == 0
+    assert started("--install-completion", "bash", env=environment).code == 0
     assert "kbitq" in (tmp_path / ".bashrc").read_text()
 
 
@@ -72,7 +79,7 @@ def test_completion_offers_commands_options_and_paths(tiny: Path) -> None:
 
     def complete(line: str) -> str:
         extra = {"_KBITQ_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
-        return spawn(env={**os.environ, **extra}, cwd=tiny.parent).out
+        return started(env={**os.environ, **extra}, cwd=tiny.parent).out
 
     assert "dequantize" in complete("kbitq ")
     assert "--max-shard-size" in complete("kbitq quantize --max")
@@ -87,4 +94,4 @@ def test_completion_offers_commands_options_and_paths(tiny: Path) -> None:
 
 def test_bash_completes_file_names_by_itself(tiny: Path) -> None:
     extra = {"_KBITQ_COMPLETE": "complete_bash", "COMP_WORDS": "kbitq quantize ti", "COMP_CWORD": "2"}
-    assert spawn(env={**os.environ, **extra}, cwd=tiny.parent).out.strip() == ""
+    assert started(env={**os.environ, **extra}, cwd=tiny.parent).out.strip() == ""

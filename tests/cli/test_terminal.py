@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from helpers import fresh
 from helpers.program import PROGRAM, Kbitq, spawn
 from kbitq.checkpoint import Progress
 from kbitq.cli.views import progress
@@ -58,23 +59,23 @@ def on_terminal(*arguments: object, **environment: str) -> tuple[int, str]:
     """Run on a pseudo-terminal of 80 columns; the exit code and everything that was shown on it."""
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    command = [*PROGRAM, *(str(argument) for argument in arguments)]
+    command = (*PROGRAM[1:], *(str(argument) for argument in arguments))
     environment = {**os.environ, "TERM": "xterm", **environment}
     for name in ("COLUMNS", "LINES"):
         environment.pop(name, None)
-    with subprocess.Popen(command, stdin=secondary, stdout=secondary, stderr=secondary, env=environment) as process:
-        os.close(secondary)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(primary, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            shown += piece
+    process = fresh.Process(command, (secondary, secondary, secondary), env=environment)
+    os.close(secondary)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(primary, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
     os.close(primary)
-    return process.returncode, shown.decode()
+    return process.wait(), shown.decode()
 
 
 def visible_lines(shown: str) -> list[str]:
@@ -172,10 +173,11 @@ def test_a_file_size_limit(slow: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
-    done = spawn("quantize", slow, "--k", 3, "--scale", "absmax", preexec_fn=limit)
-    assert (done.code, done.out) == (1, "")
-    assert "internal error" not in done.err
-    assert "slow-kbitq-k3" in done.err
+    command = [*PROGRAM, "quantize", str(slow), "--k", "3", "--scale", "absmax"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "internal error" not in done.stderr
+    assert "slow-kbitq-k3" in done.stderr
     assert not slow.with_name("slow-kbitq-k3.safetensors").exists()
 
 

@@ -1,11 +1,12 @@
 """How tests run the program, and what they run it on."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from helpers import fresh
 
 PROGRAM = (sys.executable, "-m", "kbitq.cli.main")
 
@@ -23,9 +24,7 @@ Kbitq = Callable[..., Result]
 
 def spawn(*arguments: object, **options: Any) -> Result:
     """The same in a process of its own."""
-    command = [*PROGRAM, *(str(argument) for argument in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result(*fresh.run(*PROGRAM[1:], *arguments, **options))
 
 
 def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:

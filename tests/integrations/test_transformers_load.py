@@ -4,8 +4,6 @@ import copy
 import io
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import kbitq
+from helpers import fresh
 from helpers.small_models import auto_class, outputs
 from helpers.tolerances import LOGITS, relative_error
 from kbitq.nn import KbitEmbedding, KbitExperts, KbitLinear
@@ -269,7 +268,7 @@ def test_load_report_is_silent(folders, caplog) -> None:
 def test_without_kbitq_loading_fails_loudly(kind, folders) -> None:
     _, folder = folders(kind, 3)
     code = f"import transformers\ntransformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = fresh.run("-c", code)
     assert done.returncode != 0
     assert "mismatch" in done.stderr.lower()
 

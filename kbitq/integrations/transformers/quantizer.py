@@ -74,6 +74,7 @@ class KbitqHfQuantizer(HfQuantizer):
             self.quantization_config.selection().check_patterns(name for name, _ in model.named_parameters())
             return
         from kbitq.integrations.transformers import routes
+        from kbitq.integrations.transformers.conversions import GUARD_ROUTE
 
         files = kwargs.get("checkpoint_files")
         if files and not all(str(file).endswith(".safetensors") for file in files):
@@ -83,7 +84,7 @@ class KbitqHfQuantizer(HfQuantizer):
         self._routes = routes.find_routes(model, self.manifest, decode=config.dequantize)
         routes.pack_model(model, self._routes, self.manifest)
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-        model._keys_to_ignore_on_load_unexpected = ignored | {routes.GUARD_ROUTE}
+        model._keys_to_ignore_on_load_unexpected = ignored | {GUARD_ROUTE}
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
         from kbitq.integrations.transformers import routes

@@ -1,0 +1,153 @@
+"""Processes of their own that are there at once: forked from one that has imported torch and numpy, no more.
+
+Importing torch takes two seconds of a core, and the tests start a hundred processes. What such a process sees is what
+``python -m MODULE`` or ``python -c CODE`` would see, but for those two packages. Tests of the start itself
+(``tests/cli/test_startup.py``) use ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TIMEOUT = 120.0  # seconds
+
+
+class Finished(NamedTuple):
+    """How a process ended: like ``subprocess.CompletedProcess``, the code negative for a signal."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Process:
+    """``python *arguments``, which begin with ``-m MODULE`` or ``-c CODE``, on the given file descriptors."""
+
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        descriptors: tuple[int, int, int],
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._channel = _server()
+        job = {"arguments": arguments, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
+        socket.send_fds(self._channel, [json.dumps(job).encode()], descriptors)
+        self.pid = int(self._receive(TIMEOUT))
+
+    def wait(self, timeout: float = TIMEOUT) -> int:
+        """Its exit code; ``subprocess.TimeoutExpired`` if it is still running after ``timeout`` seconds."""
+        return int(self._receive(timeout))
+
+    def kill(self) -> None:
+        """End it, and wait for that."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def _receive(self, timeout: float) -> bytes:
+        self._channel.settimeout(timeout)
+        try:
+            return self._channel.recv(100)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired("a fresh process", timeout) from None
+
+
+def run(
+    *arguments: object,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: int | None = None,
+    timeout: float = TIMEOUT,
+) -> Finished:
+    """Run ``python *arguments`` to its end; stdin is empty by default."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open() as nothing:
+        descriptors = (nothing.fileno() if stdin is None else stdin, out.fileno(), err.fileno())
+        process = Process(tuple(str(argument) for argument in arguments), descriptors, cwd, env)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return Finished(code, out.read().decode(), err.read().decode())
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """One for each process that runs tests. It ends when this end of the channel is closed, at the latest with us."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment
+        )
+
+    def stop() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(stop)
+    return ours
+
+
+def _serve(channel: socket.socket) -> dict[str, Any]:
+    """Fork for each job; returns the job in the child."""
+    import numpy  # noqa: F401
+    import torch  # noqa: F401
+
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
+        if not message:
+            os._exit(0)
+        child = os.fork()
+        if child == 0:
+            channel.close()
+            for place, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, place)
+                os.close(descriptor)
+            job: dict[str, Any] = json.loads(message)
+            return job
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(str(child).encode())
+        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+
+
+def _become(job: dict[str, Any]) -> None:
+    """What Python does at its start, once more."""
+    os.environ.clear()
+    os.environ.update(job["env"])
+    os.chdir(job["cwd"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for place, name in ((1, "stdout"), (2, "stderr")):
+        old = getattr(sys, name)
+        lines = 1 if place == 2 or os.isatty(place) else -1
+        new = open(place, "w", lines, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+    how, what, *rest = job["arguments"]
+    sys.path[0] = job["cwd"] if how == "-m" else ""
+    sys.argv = [how, *rest]
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as inherited:
+        task = _serve(inherited)
+    _become(task)
