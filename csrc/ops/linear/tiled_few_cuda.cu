@@ -12,7 +12,7 @@ namespace kbitq {
 namespace tiled {
 namespace {
 
-// Clusters of so many CTAs, each with a multiprocessor for itself, that run at a time; 0 where there are none.
+// How many clusters of so many CTAs, each on a multiprocessor of its own, run at a time; 0 on cards without clusters.
 int clusters_of(int device, int size) {
     if (device_facts(device).capability < 90) return 0;
     const auto kernel = reinterpret_cast<const void*>(few_kernel<__nv_bfloat16, PlanesTiles<2>::Few<1>, 1, true>);
@@ -47,7 +47,7 @@ const FewCard& few_card(int device) {
     return cards[device];
 }
 
-// plan_few, which takes microseconds, once for each of some tens of shapes.
+// The plan, remembered for some tens of shapes, because plan_few takes microseconds.
 template <class Decoder, int MP>
 const FewPlan& known_plan(const FewWork& work, int device) {
     constexpr int kPlaces = 64;
@@ -107,7 +107,7 @@ FewParams few_params(const TiledLinearArgs& args, const FewWork& work, const Few
     return p;
 }
 
-// Whether the instance fits this card, which then has been launched.
+// Launches an instance; false if it does not fit this card.
 template <typename T, class Decoder, int MP>
 bool try_few(const TiledLinearArgs& args, int device, cudaStream_t stream) {
     const FewWork work{static_cast<int>(row_tiles(args.weight.rows / args.weight.groups)),

@@ -53,17 +53,17 @@ struct FewWork {
 
 struct FewCard {
     int multiprocessors = 0, shared_bytes = 0;  // of a block
-    int clusters[kFewMaxSplitShift + 1] = {};   // of 2^i CTAs, that run at a time; [0] and where there are none: 0
+    int clusters[kFewMaxSplitShift + 1] = {};   // of 2^i CTAs that run at a time; 0 for i = 0 and without clusters
 };
 
 struct FewPlan {
     int warps = 0;         // of a CTA; 0: nothing fits
-    int team_shift = 0;    // log2 of the teams of warps, which take row tiles in turn
-    int split_shift = 0;   // log2 of the CTAs that share a part, by chunks
+    int team_shift = 0;    // log2 of the teams of warps; they take row tiles in turn
+    int split_shift = 0;   // log2 of the CTAs that share a part, each with chunks of its own
     int parts = 0;         // of a group's row tiles, one CTA (times splits) each
-    int passes = 0;        // until the warps of a team have been through all chunks
+    int passes = 0;        // of a team's warps over the chunks, one each at a time
     int batch = 0;         // row tiles between two sums over the warps; a multiple of the teams
-    int total_tiles = 0;   // row tiles whose sums have a place in shared memory; 0: they go to y as they come
+    int total_tiles = 0;   // row tiles whose totals are kept in shared memory; 0: sums go to y at once
     bool cluster = false;  // the CTAs that share a part are a cluster
     int teams() const { return 1 << team_shift; }
     int splits() const { return 1 << split_shift; }
@@ -78,7 +78,7 @@ inline bool splits_fit(const FewWork& work, int parts, int splits, const FewCard
     return sums <= card.multiprocessors * kWorkspaceSums && static_cast<int64_t>(parts) * work.groups <= kTiledCounters;
 }
 
-// Row tiles between two sums over the warps, and the places for totals that it takes; false if nothing fits.
+// Sets how many row tiles a batch has, and for how many totals are kept; false if nothing fits.
 inline bool place_sums(FewPlan& plan, const FewSizes& sizes, int tiles, int shared_bytes) {
     const int teams = plan.teams(), of_batch = plan.warps / teams * sizes.sums();
     const auto batch = [&](int places) {
@@ -91,8 +91,8 @@ inline bool place_sums(FewPlan& plan, const FewSizes& sizes, int tiles, int shar
     return plan.batch > 0;
 }
 
-// In hundredths of the time that a multiprocessor takes for a record, fitted to an H200: the records of the busiest one
-// (its four schedulers have whole warps), the activations that its warps fetch, its sums.
+// The time of the busiest multiprocessor, in hundredths of what it takes for a record; fitted to an H200. It counts
+// records (each of the four schedulers has whole warps), the activations that warps fetch, and sums.
 inline int64_t few_cost(const FewPlan& plan, const FewSizes& sizes, int tiles, int waves) {
     const int teams = plan.teams(), warps = std::max((plan.warps + 3) / 4 * 4, 8);
     const int64_t records = static_cast<int64_t>(plan.passes) * ((tiles + teams - 1) / teams) * warps;
@@ -106,9 +106,26 @@ inline int64_t few_cost(const FewPlan& plan, const FewSizes& sizes, int tiles, i
     return waves * (records * each + activations + syncs * (300 + 100 * sizes.mp)) + splits;
 }
 
-// The least cost among the cuts that fit, with `rounds` times as many parts as run at a time; no warps if none does.
-inline FewPlan plan_few(const FewSizes& sizes, const FewWork& work, const FewCard& card, int rounds = 1) {
+// Tries a plan with every number of warps and teams; the cheapest one that fits becomes `best` if it costs less.
+inline void try_warps(FewPlan plan, const FewSizes& sizes, const FewWork& work, int shared_bytes, int tiles, int waves,
+                      FewPlan& best, int64_t& least) {
     const int most_teams = work.chunks <= 4 ? 8 : 2;
+    for (plan.team_shift = 0; plan.teams() <= std::min(most_teams, tiles); ++plan.team_shift) {
+        for (plan.warps = kFewMaxWarps; plan.warps >= std::max(4, plan.teams()); plan.warps -= plan.teams()) {
+            const int side_by_side = (plan.warps >> plan.team_shift) * plan.splits();
+            plan.passes = (work.chunks + side_by_side - 1) / side_by_side;
+            if (!place_sums(plan, sizes, tiles, shared_bytes)) continue;
+            const int64_t cost = few_cost(plan, sizes, tiles, waves);
+            if (cost < least) {
+                least = cost;
+                best = plan;
+            }
+        }
+    }
+}
+
+// The cut of least cost among those that fit, with `rounds` times as many parts as run at a time. No warps: none fits.
+inline FewPlan plan_few(const FewSizes& sizes, const FewWork& work, const FewCard& card, int rounds = 1) {
     FewPlan best;
     int64_t least = INT64_MAX;
     bool finest = true;  // every part is one row tile already
@@ -120,24 +137,11 @@ inline FewPlan plan_few(const FewSizes& sizes, const FewWork& work, const FewCar
         finest = finest && tiles == 1;
         const int waves = (work.groups * parts + at_a_time - 1) / at_a_time;
         if (split_shift > 0 && clusters == 0 && !splits_fit(work, parts, splits, card)) break;
-        for (int team_shift = 0; 1 << team_shift <= std::min(most_teams, tiles); ++team_shift) {
-            for (int warps = kFewMaxWarps; warps >= std::max(4, 1 << team_shift); warps -= 1 << team_shift) {
-                const int side_by_side = (warps >> team_shift) * splits;
-                FewPlan plan;
-                plan.warps = warps;
-                plan.team_shift = team_shift;
-                plan.split_shift = split_shift;
-                plan.parts = parts;
-                plan.passes = (work.chunks + side_by_side - 1) / side_by_side;
-                plan.cluster = clusters > 0;
-                if (!place_sums(plan, sizes, tiles, card.shared_bytes)) continue;
-                const int64_t cost = few_cost(plan, sizes, tiles, waves);
-                if (cost < least) {
-                    least = cost;
-                    best = plan;
-                }
-            }
-        }
+        FewPlan plan;
+        plan.split_shift = split_shift;
+        plan.parts = parts;
+        plan.cluster = clusters > 0;
+        try_warps(plan, sizes, work, card.shared_bytes, tiles, waves, best, least);
     }
     return best.warps == 0 && !finest ? plan_few(sizes, work, card, 2 * rounds) : best;
 }

@@ -1,5 +1,5 @@
-// Sums of the kernel for few rows of x (tiled_few.cuh): of a warp, over the warps of a CTA, over CTAs that share
-// columns.
+// How the kernel for few rows of x (tiled_few.cuh) adds up: within a warp, over the warps of a team, over CTAs that
+// share columns.
 #pragma once
 
 #include <type_traits>
@@ -29,12 +29,12 @@ struct FewParams {
     int team_shift;                // as in FewPlan
     int team_warps;                // of a team, for chunks side by side
     int passes;                    // as in FewPlan
-    int64_t tile_step, pass_step;  // bytes from a warp's record to that of its next row tile; to that of its next chunk
+    int64_t tile_step, pass_step;  // bytes from a record to the same warp's of the next row tile, of the next chunk
     int batch;                     // as in FewPlan
     int total_tiles;               // as in FewPlan
     bool cluster;                  // as in FewPlan
     bool vector_x;                 // rows of x can be read 16 bytes at a time
-    int whole_chunks;              // that lie within the columns, if so; else 0
+    int whole_chunks;              // chunks that lie within the columns; 0 unless vector_x
 };
 
 // b-operands of a chunk: one for each block; for 16 rows of x, two.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void sum_warps(const FewParams& p, const float* sums,
         const Wide* from = reinterpret_cast<const Wide*>(sums) + i / kThreads * p.team_warps * kThreads + i % kThreads;
         float v[kWide] = {};
 #pragma unroll
-        for (int w0 = 0; w0 < kFewMaxWarps; w0 += 8) {  // loads in flight
+        for (int w0 = 0; w0 < kFewMaxWarps; w0 += 8) {  // eight loads in flight
             if (w0 >= p.team_warps) break;
             float part[8][kWide] = {};
 #pragma unroll
@@ -129,7 +129,7 @@ __device__ __forceinline__ void sum_warps(const FewParams& p, const float* sums,
     }
 }
 
-// The totals of `tiles` row tiles to y. In a cluster, each CTA does a share of it, for all of them.
+// Stores the totals of `tiles` row tiles to y. In a cluster, each CTA adds up and stores a share of them.
 template <typename T, int MP>
 __device__ __forceinline__ void store_totals(const FewParams& p, const float* totals, int64_t tile, int tiles,
                                              int split, int exponent) {

@@ -1,9 +1,10 @@
-// y = x W^T for tens of rows of x, and for experts: weights decoded in registers, multiplied by 8 * NT rows of x.
+// y = x W^T for tens of rows of x, and for experts: weights are decoded in registers and multiplied by 8 * NT rows of
+// x.
 //
-// A CTA has up to 8 warps of two row tiles each (16 of one for NT = 1), and walks along a range of chunks of 256
-// columns. Of a chunk, every warp copies its records and all warps together the activations, `kStages` chunks ahead
-// (cp.async, one barrier a chunk). A subtile of 64 columns is decoded, multiplied by its scales (rounded to T, as a
-// dequantized weight is) and used for NT column tiles of mma; two row tiles share each load of activations. Sums stay
+// A CTA has up to 8 warps of two row tiles each (NT = 1: up to 16 of one), and walks along a range of chunks of 256
+// columns. Every warp copies its own records of a chunk, and all warps together copy the activations, `kStages` chunks
+// ahead (cp.async, one barrier a chunk). A subtile of 64 columns is decoded, multiplied by its scales (rounded to T, as
+// a dequantized weight is) and used for NT column tiles of mma; two row tiles share each load of activations. Sums stay
 // in registers.
 //
 //     shared memory:  table | ring: warps x kStages x kTiles records | kStages x 8*NT rows of activations + 64 bytes
@@ -13,50 +14,10 @@
 // all of them left in the workspace, in their order.
 #pragma once
 
-#include "codecs/tile_levels.cuh"
 #include "cuda/shared_base.cuh"
-#include "ops/linear/tiled.h"
+#include "ops/linear/tiled_share.cuh"
 
 namespace kbitq::tiled {
-
-struct ManyParams {
-    const void* x;
-    const uint8_t* tiles;
-    const float* codebook;
-    const void* bias;
-    void* y;
-    float4* partial;         // [blocks * warps][splits][kTiles * NT][32]
-    uint32_t* counters;      // [blocks * warps]
-    const int32_t* offsets;  // [experts + 1]: the rows of x of each expert; null: one, with all m rows
-    int64_t rows, cols;      // rows of an expert
-    int64_t m;
-    int tiles_per_group;
-    int blocks_per_group;  // CTAs (times splits)
-    int groups_per_expert;
-    int chunks;
-    int splits;
-    bool vector_x;
-};
-
-// For one matrix, not for experts; x and vector_x are the caller's.
-inline ManyParams many_params(const TiledLinearArgs& args, int blocks_per_group, int splits) {
-    ManyParams p{};
-    p.tiles = reinterpret_cast<const uint8_t*>(args.weight.words);
-    p.codebook = args.weight.codebook;
-    p.bias = args.bias;
-    p.y = args.y;
-    p.partial = reinterpret_cast<float4*>(args.workspace);
-    p.counters = args.counters;
-    p.rows = args.weight.rows;
-    p.cols = args.weight.cols;
-    p.m = args.m;
-    p.tiles_per_group = static_cast<int>(row_tiles(args.weight.rows / args.weight.groups));
-    p.blocks_per_group = blocks_per_group;
-    p.groups_per_expert = static_cast<int>(args.weight.groups);
-    p.chunks = static_cast<int>(tile_chunks(args.weight.cols));
-    p.splits = splits;
-    return p;
-}
 
 constexpr int kManyTilesPerBlock = 16;  // row tiles of a CTA at most
 static_assert(kManyTilesPerBlock * kTileRows * kManyRows <= kWorkspaceSums);
@@ -76,10 +37,10 @@ struct ManyLayout {
     }
 };
 
-// 8 * NT rows of x from row m0 on, the columns of one chunk, to shared memory; zeros past the ends. All threads, a warp
-// for a row.
+// Copies the columns of one chunk of 8 * NT rows of x, from row m0 on, to shared memory; zeros past the ends. All
+// threads take part: a warp copies a row.
 template <typename T, int NT, int RowBytes>
-__device__ __forceinline__ void copy_activations(const ManyParams& p, const T* x, int64_t m0, int64_t m, int chunk,
+__device__ __forceinline__ void copy_activations(const TiledParams& p, const T* x, int64_t m0, int64_t m, int chunk,
                                                  uint8_t* to) {
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const int64_t col = static_cast<int64_t>(chunk) * kTileCols + lane * 8;
@@ -124,7 +85,8 @@ __device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, co
                         *reinterpret_cast<const uint4*>(fragment + (n + j) * 8 * kRowBytes + (2 * s + i) * kBlock * 2);
                 }
 #pragma unroll
-                for (int step = 0; step < 2; ++step) {  // mma waits for mma of the same sum: the others go between
+                for (int step = 0; step < 2;
+                     ++step) {  // an mma waits for the one before on the same sum: others go between
 #pragma unroll
                     for (int j = 0; j < kSideBySide; ++j) {
                         const uint32_t half[2] = {step ? b[j].z : b[j].x, step ? b[j].w : b[j].y};
@@ -139,56 +101,8 @@ __device__ __forceinline__ void multiply_chunk(uint32_t own, uint32_t scales, co
     }
 }
 
-// The sums of a warp's row tiles over all splits, in their order. True for the one warp that holds them all in the end.
-template <int N>
-__device__ __forceinline__ bool gather_splits(const ManyParams& p, int warp, int split, float (&sum)[N][4]) {
-    const int lane = threadIdx.x % 32;
-    float4* slot = p.partial + static_cast<int64_t>(warp) * p.splits * N * 32 + lane;
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-        __stcg(&slot[(split * N + n) * 32], make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
-    __threadfence();
-    __syncwarp();
-    unsigned arrived = 0;
-    if (lane == 0) arrived = atomicAdd(&p.counters[warp], 1u);
-    if (__shfl_sync(0xFFFFFFFFu, arrived, 0) != static_cast<unsigned>(p.splits - 1)) return false;
-    if (lane == 0) p.counters[warp] = 0;
-    __threadfence();
-#pragma unroll
-    for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
-    for (int s = 0; s < p.splits; ++s) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-            const float4 v = __ldcg(&slot[(s * N + n) * 32]);
-            sum[n][0] += v.x, sum[n][1] += v.y, sum[n][2] += v.z, sum[n][3] += v.w;
-        }
-    }
-    return true;
-}
-
-template <typename T, int NT>
-__device__ __forceinline__ void store_tile(const ManyParams& p, T* y, int64_t row0, int64_t m0, int64_t m, int exponent,
-                                           const float (&sum)[NT][4]) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int64_t row = row0 + g + 8 * half;
-        if (row >= p.rows) continue;
-        const float bias = p.bias ? Element<T>::widen(static_cast<const T*>(p.bias)[row]) : 0.0f;
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int64_t column = m0 + n * 8 + 2 * t + c;
-                const float v = multiply_exp2(sum[n][2 * half + c], exponent) + bias;
-                if (column < m) y[column * p.rows + row] = Element<T>::round(v);
-            }
-        }
-    }
-}
-
 template <typename T, class Decoder, int NT>
-__global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void many_kernel(const ManyParams p) {
+__global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void many_kernel(const TiledParams p) {
 #if __CUDA_ARCH__ >= 800
     using Layout = ManyLayout<Decoder, NT>;
     constexpr int kStages = Layout::kStages, kTiles = Layout::kTiles, kSlotBytes = kTiles * Decoder::kRecordBytes;
@@ -199,22 +113,17 @@ __global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void ma
     const int to_scales = Decoder::scales_offset();
     uint8_t* const staged = shared + Decoder::kTableBytes + warps * kStages * kSlotBytes;
 
-    // Which row tiles, which chunks.
-    const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits, group = block / p.blocks_per_group;
-    const int tile_in_group = (block % p.blocks_per_group * warps + warp) * kTiles;
+    const TiledShare share = share_of<kTiles>(p, warp, warps);
     const int tiles =
-        min(kTiles, p.tiles_per_group - tile_in_group);  // that exist; not above 0: the warp only copies x
-    const int64_t tile = static_cast<int64_t>(group) * p.tiles_per_group + tile_in_group;
-    const int first = static_cast<int64_t>(split) * p.chunks / p.splits,
-              end = static_cast<int64_t>(split + 1) * p.chunks / p.splits;
-    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Decoder::kRecordBytes + lane * 16;
+        min(kTiles, p.tiles_per_group - share.tile_in_group);  // that exist; if none, the warp only copies x
+    const uint8_t* const records = p.tiles + (share.tile * p.chunks + share.first) * Decoder::kRecordBytes + lane * 16;
 
     // Weights and codebook do not change (ops/codec/repack.h) and are read before the kernel ahead has ended; x and
     // offsets are its results.
-    const float level = Decoder::load_level(p.codebook, group);
+    const float level = Decoder::load_level(p.codebook, share.group);
     launch_dependents();
     if (p.offsets) wait_for_dependency();
-    const int expert = group / p.groups_per_expert;
+    const int expert = share.group / p.groups_per_expert;
     const int64_t begin_m = p.offsets ? p.offsets[expert] : 0;
     const int64_t m = p.offsets ? p.offsets[expert + 1] - begin_m : p.m;
     if (m <= 0) return;
@@ -224,34 +133,34 @@ __global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void ma
     const Decoder decoder(kept);
 
     const auto copy_weights = [&](int chunk, int slot) {
-        if (chunk >= end) return;
+        if (chunk >= share.end) return;
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
             if (r >= tiles) continue;
             const uint8_t* from =
-                records + (static_cast<int64_t>(r) * p.chunks + chunk - first) * Decoder::kRecordBytes;
+                records + (static_cast<int64_t>(r) * p.chunks + chunk - share.first) * Decoder::kRecordBytes;
             Decoder::copy_record(ring + slot * kSlotBytes + r * Decoder::kRecordBytes, from);
         }
     };
     const auto copy_x = [&](int chunk, int slot, int64_t m0) {
-        if (chunk < end)
+        if (chunk < share.end)
             copy_activations<T, NT, Layout::kRowBytes>(p, x, m0, m, chunk, staged + slot * Layout::kActivations);
         copy_async_commit();
     };
 
     for (int64_t m0 = 0; m0 < m; m0 += 8 * NT) {  // more than once only for an expert with many rows
 #pragma unroll
-        for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
+        for (int s = 0; s < kStages - 1; ++s) copy_weights(share.first + s, s);
         if (m0 == 0) {
             Decoder::fill_table(kept, warp, warps);
             wait_for_dependency();
         }
 #pragma unroll
-        for (int s = 0; s < kStages - 1; ++s) copy_x(first + s, s, m0);
+        for (int s = 0; s < kStages - 1; ++s) copy_x(share.first + s, s, m0);
         float sum[kTiles][NT][4] = {};
         int slot = 0;
 #pragma unroll 1
-        for (int chunk = first; chunk < end; ++chunk) {
+        for (int chunk = share.first; chunk < share.end; ++chunk) {
             copy_async_wait<kStages - 2>();
             __syncthreads();
             const int free_slot = slot == 0 ? kStages - 1 : slot - 1;
@@ -268,10 +177,10 @@ __global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void ma
         if (tiles <= 0) continue;
         if (p.splits > 1) {
             float (&all)[kTiles * NT][4] = reinterpret_cast<float (&)[kTiles * NT][4]>(sum);
-            if (!gather_splits<kTiles * NT>(p, block * warps + warp, split, all)) continue;
+            if (!gather_splits<kTiles * NT>(p, share.block * warps + warp, share.split, all)) continue;
         }
         const int64_t row0 =
-            (tile - static_cast<int64_t>(expert) * p.groups_per_expert * p.tiles_per_group) * kTileRows;
+            (share.tile - static_cast<int64_t>(expert) * p.groups_per_expert * p.tiles_per_group) * kTileRows;
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
             if (r >= tiles) continue;

@@ -15,7 +15,7 @@ struct ManyPlan {
     int warps = 0, splits = 0, blocks_per_group = 0;
 };
 
-// Rounds of chunks that the busiest multiprocessor goes through, times the row tiles of a CTA: least for the best cut.
+// The cut of least cost: the rounds of chunks of the busiest multiprocessor, times the row tiles of a CTA.
 ManyPlan plan_many(int tiles_per_group, int warp_tiles, int max_warps, int chunks, int groups, int multiprocessors,
                    int max_splits) {
     constexpr int kSplitCost = 12, kLeastBusyTiles = 14;
@@ -50,7 +50,7 @@ void launch_many(const TiledLinearArgs& args, const ExpertArgs& experts, int dev
     using Layout = ManyLayout<Decoder, NT>;
     const ManyPlan plan = plan_many(tiles_per_group, Layout::kTiles, Layout::kMaxWarps, chunks,
                                     static_cast<int>(args.weight.groups), facts.multiprocessors, max_splits);
-    ManyParams p = many_params(args, plan.blocks_per_group, plan.splits);
+    TiledParams p = tiled_params(args, plan.blocks_per_group, plan.splits);
     p.x = args.x;
     p.vector_x = rows_in_vectors(args);
     p.offsets = experts.offsets;
@@ -58,8 +58,8 @@ void launch_many(const TiledLinearArgs& args, const ExpertArgs& experts, int dev
     p.groups_per_expert = static_cast<int>(args.weight.groups / experts.experts);
     const dim3 grid(static_cast<unsigned>(args.weight.groups) * plan.blocks_per_group * plan.splits);
     static Raised raised;
-    launch<ManyParams>("many", many_kernel<T, Decoder, NT>, raised, p, grid, plan.warps * 32, Layout::bytes(plan.warps),
-                       device, stream);
+    launch<TiledParams>("many", many_kernel<T, Decoder, NT>, raised, p, grid, plan.warps * 32,
+                        Layout::bytes(plan.warps), device, stream);
 }
 
 // The instances: the rows of x that each has room for, in ascending order.

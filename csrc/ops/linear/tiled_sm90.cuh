@@ -1,28 +1,29 @@
-// y = x W^T for tens to hundreds of rows of x, on sm_90a: weights decoded in registers, where wgmma takes them from.
+// y = x W^T for tens to hundreds of rows of x, on sm_90a: weights are decoded to registers, and wgmma takes them there.
 //
-// A warpgroup owns 64 rows of W, 16 a warp, and all N rows of x that the CTA has; `Warpgroups` of them share the x that
-// the CTA stages. wgmma runs beside the warps: while a subtile of 64 columns is being multiplied, the next is decoded
-// into other registers, so that the tensor cores wait for nobody as long as decoding is the shorter part.
+// A warpgroup owns 64 rows of W, 16 for each warp, and all N rows of x that the CTA has; the `Warpgroups` of a CTA
+// share the x that it stages. wgmma runs beside the warps: while a subtile of 64 columns is being multiplied, the next
+// is decoded into other registers, so that the tensor cores need not wait as long as decoding takes less time.
 //
-//     warp         decode 0 | decode 1  | decode 2  |          one subtile each: K words to 16 registers, scaled
+//     warp         decode 0 | decode 1  | decode 2  |          one subtile each, to 16 registers, scaled
 //     tensor core           | subtile 0 | subtile 1 | ...
 //
-// Weights arrive by cp.async, a ring for each warp, kStages chunks of 256 columns deep. x arrives by the copy engine,
-// in pieces of kPieceCols columns, kSlots of them: "full" barriers say that a piece is there, "empty" ones that every
-// warp is done with it. No barrier holds up all warps, so that some decode while others multiply.
+// Weights arrive by cp.async: each warp has a ring of kStages records. x arrives by the copy engine, in pieces of
+// kPieceCols columns, through kSlots slots: a "full" barrier says that a piece is there, an "empty" one that every warp
+// is done with it. No barrier holds up all warps, so that some decode while others multiply.
 //
-// A small kernel first brings x into the order of the slots. There, the k of wgmma are in the order of the weights
-// (format/tile_order.h): lane t of a row holds elements 8t .. 8t+7 of a block, two neighbours a register, so that
+// A small kernel (arrange) first brings x into the order of the slots. There, the k of wgmma are in the order of the
+// weights (format/tile_order.h): lane t of a row holds elements 8t .. 8t+7 of a block, two neighbours in a register:
 //
 //     x, a row of a block  |  0..7 (t = 0)  |  8..15 (1)  |  16..23 (2)  |  24..31 (3)  |   pairs j = 0..3 in each
 //     core j               |  pair j of t = 0, 1, 2, 3  |   j = 2 * k-step + half of the k-step, 16 bytes a row of x
 //
-// a row's part of core j is word j of each of four 16-byte pieces. A core is 8 of k for all N rows, cores follow one
-// another: what a CTA needs of x at a time is contiguous.
+// So a row's part of core j is word j of each of its four groups of 16 bytes. A core is 8 of k for all N rows, and
+// cores follow one another: what a CTA needs of x at a time is contiguous.
 #pragma once
 
+#include "cuda/shared_base.cuh"
 #include "cuda/wgmma.cuh"
-#include "ops/linear/tiled_many.cuh"
+#include "ops/linear/tiled_share.cuh"
 
 namespace kbitq::tiled {
 
@@ -38,6 +39,8 @@ struct Sm90Layout {
     static constexpr int kSlotBytes = kPieceCols / kCoreCols * kCoreBytes;
     static constexpr int kBarrierBytes = 1024;  // keeps what follows aligned
     static constexpr int kStageBytes = kWarps * Decoder::kRecordBytes;
+    static constexpr uint32_t kBarriers = kSharedBase + Decoder::kTableBytes;  // shared addresses
+    static constexpr uint32_t kPieces = kBarriers + kBarrierBytes;
     static constexpr int kFixed = Decoder::kTableBytes + kBarrierBytes + kSlots * kSlotBytes;
     static constexpr int kFit = (kBlockShared - kFixed) / kStageBytes;
     static constexpr int kStages = kFit > 4 ? 4 : kFit;
@@ -82,35 +85,60 @@ __global__ __launch_bounds__(kArrangeThreads) void arrange_kernel(const ArrangeP
     to[3 * p.n] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
 }
 
-// p.x is what arrange_kernel made.
+// The pieces of x that a CTA needs, on their way through its slots: piece i through slot i % kSlots. One thread has
+// them copied; every warp that works waits for a piece and releases it.
+template <class Layout>
+struct PieceQueue {
+    static constexpr int kSlots = Layout::kSlots, kSlotBytes = Layout::kSlotBytes;
+    const uint8_t* pieces;  // the first one, in global memory
+    int count;
+
+    static __device__ __forceinline__ uint32_t full(int slot) { return Layout::kBarriers + slot * 8; }
+    static __device__ __forceinline__ uint32_t empty(int slot) { return Layout::kBarriers + (kSlots + slot) * 8; }
+
+    // By one thread, before any other uses the queue; `warps` will release each piece.
+    static __device__ __forceinline__ void init(int warps) {
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+            barrier_init(full(s), 1);
+            barrier_init(empty(s), warps);
+        }
+        barrier_init_fence();
+    }
+    // Begins to copy a piece, by one thread, once its slot is free.
+    __device__ __forceinline__ void copy(int piece) const {
+        const int slot = piece % kSlots;
+        if (piece >= kSlots) barrier_wait(empty(slot), (piece / kSlots - 1) & 1);
+        copy_bulk(address(piece), pieces + static_cast<int64_t>(piece) * kSlotBytes, kSlotBytes, full(slot));
+    }
+    static __device__ __forceinline__ void wait(int piece) { barrier_wait(full(piece % kSlots), piece / kSlots & 1); }
+    // By one lane of each warp.
+    static __device__ __forceinline__ void release(int piece) { barrier_arrive(empty(piece % kSlots)); }
+    static __device__ __forceinline__ uint32_t address(int piece) {
+        return Layout::kPieces + piece % kSlots * kSlotBytes;
+    }
+};
+
+// p.x: what arrange_kernel has made of x.
 template <typename T, class Decoder, int N, int Warpgroups>
-__global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyParams p) {
+__global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const TiledParams p) {
 #if KBITQ_WGMMA
     using Layout = Sm90Layout<Decoder, N, Warpgroups>;
-    constexpr int kStages = Layout::kStages, kSlots = Layout::kSlots, kSlotBytes = Layout::kSlotBytes;
+    constexpr int kStages = Layout::kStages, kSlots = Layout::kSlots;
     constexpr int kPieces = kTileCols / Layout::kPieceCols, kPieceSubtiles = Layout::kPieceCols / 64;
     extern __shared__ __align__(1024) uint8_t shared[];
     check_shared_base(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t barriers = kSharedBase + Decoder::kTableBytes;
-    const uint32_t staged = barriers + Layout::kBarrierBytes;
     const uint32_t ring = kSharedBase + Layout::kFixed + warp * kStages * Decoder::kRecordBytes + lane * 16;
-    const auto full = [&](int slot) { return barriers + slot * 8; };
-    const auto empty = [&](int slot) { return barriers + (kSlots + slot) * 8; };
-
-    // Which row tiles, which chunks.
-    const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits, group = block / p.blocks_per_group;
-    const int first_tile = block % p.blocks_per_group * Layout::kWarps, tile_in_group = first_tile + warp;
-    const bool exists = tile_in_group < p.tiles_per_group;
-    const int working = min(Layout::kWarps, (p.tiles_per_group - first_tile + 3) / 4 * 4);  // warps, by warpgroups
-    const int64_t tile = static_cast<int64_t>(group) * p.tiles_per_group + tile_in_group;
-    const int first = static_cast<int64_t>(split) * p.chunks / p.splits,
-              end = static_cast<int64_t>(split + 1) * p.chunks / p.splits;
-    const uint8_t* const records = p.tiles + (tile * p.chunks + first) * Decoder::kRecordBytes + lane * 16;
+    const TiledShare share = share_of<1>(p, warp, Layout::kWarps);
+    const bool exists = share.tile_in_group < p.tiles_per_group;
+    // Warps that work: whole warpgroups.
+    const int working = min(Layout::kWarps, (p.tiles_per_group - share.first_tile + 3) / 4 * 4);
+    const uint8_t* const records = p.tiles + (share.tile * p.chunks + share.first) * Decoder::kRecordBytes + lane * 16;
 
     const auto copy_weights = [&](int chunk, int slot) {
-        if (chunk < end && exists) {
-            const uint8_t* from = records + static_cast<int64_t>(chunk - first) * Decoder::kRecordBytes;
+        if (chunk < share.end && exists) {
+            const uint8_t* from = records + static_cast<int64_t>(chunk - share.first) * Decoder::kRecordBytes;
             Decoder::copy_record(ring + slot * Decoder::kRecordBytes, from);
         }
         copy_async_commit();
@@ -118,18 +146,11 @@ __global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyPar
 
     // Weights and codebook do not change (ops/codec/repack.h) and are read before the kernel ahead has ended; x is its
     // result.
-    const float level = Decoder::load_level(p.codebook, group);
+    const float level = Decoder::load_level(p.codebook, share.group);
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) copy_weights(first + s, s);
+    for (int s = 0; s < kStages - 1; ++s) copy_weights(share.first + s, s);
     launch_dependents();
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
-            barrier_init(full(s), 1);
-            barrier_init(empty(s), working);
-        }
-        barrier_init_fence();
-    }
+    if (threadIdx.x == 0) PieceQueue<Layout>::init(working);
     int taken;
     const uint32_t kept = Decoder::template normalise<T, true>(level, taken);
     Decoder::fill_table(kept, warp, Layout::kWarps);
@@ -137,24 +158,18 @@ __global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyPar
     __syncthreads();
     if (warp >= working) return;
 
-    // One thread has x brought: piece i of this CTA's to slot i % kSlots.
-    const uint8_t* const pieces = static_cast<const uint8_t*>(p.x) + static_cast<int64_t>(first) * kPieces * kSlotBytes;
-    const int count = (end - first) * kPieces;
-    const auto copy_x = [&](int piece) {
-        const int slot = piece % kSlots;
-        if (piece >= kSlots) barrier_wait(empty(slot), (piece / kSlots - 1) & 1);
-        copy_bulk(staged + slot * kSlotBytes, pieces + static_cast<int64_t>(piece) * kSlotBytes, kSlotBytes,
-                  full(slot));
-    };
+    const uint8_t* const x = static_cast<const uint8_t*>(p.x);
+    const PieceQueue<Layout> queue{x + static_cast<int64_t>(share.first) * kPieces * Layout::kSlotBytes,
+                                   (share.end - share.first) * kPieces};
     if (threadIdx.x == 0) {
         wait_for_dependency();
-        for (int i = 0; i < min(count, kSlots - 2); ++i) copy_x(i);
+        for (int i = 0; i < min(queue.count, kSlots - 2); ++i) queue.copy(i);
     }
 
     float sum[N / 8][4] = {};
     int slot = 0, piece = 0;
 #pragma unroll 1
-    for (int chunk = first; chunk < end; ++chunk) {
+    for (int chunk = share.first; chunk < share.end; ++chunk) {
         copy_async_wait<kStages - 2>();
         __syncwarp();
         copy_weights(chunk + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);
@@ -166,15 +181,14 @@ __global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyPar
             uint32_t a[16];
             decoder.decode(w, s, a);
             Decoder::template scale_weights<T>(Decoder::load_scale(scales, s), a);
-            const int x_slot = piece % kSlots;
             if (s % kPieceSubtiles == 0) {
-                // The copy of kSlots - 2 pieces on goes where the piece before the last was: every warp is done with
-                // that, or will be before it needs the next one.
-                if (threadIdx.x == 0 && piece + kSlots - 2 < count) copy_x(piece + kSlots - 2);
+                // The piece kSlots - 2 further on goes where the piece before the last one was. Every warp is done with
+                // that, or will be before it needs the next piece.
+                if (threadIdx.x == 0 && piece + kSlots - 2 < queue.count) queue.copy(piece + kSlots - 2);
                 __syncwarp();
-                barrier_wait(full(x_slot), piece / kSlots & 1);
+                queue.wait(piece);
             }
-            const uint32_t at = staged + x_slot * kSlotBytes + s % kPieceSubtiles * 8 * Layout::kCoreBytes;
+            const uint32_t at = queue.address(piece) + s % kPieceSubtiles * 8 * Layout::kCoreBytes;
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
@@ -183,7 +197,7 @@ __global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyPar
             }
             wgmma_commit();
             wgmma_wait<1>();  // the subtile before is done, and with it the piece before if this one begins a piece
-            if (s % kPieceSubtiles == 0 && piece > 0 && lane == 0) barrier_arrive(empty((piece - 1) % kSlots));
+            if (s % kPieceSubtiles == 0 && piece > 0 && lane == 0) queue.release(piece - 1);
             if (s % kPieceSubtiles == kPieceSubtiles - 1) ++piece;
         }
         slot = slot + 1 == kStages ? 0 : slot + 1;
@@ -192,8 +206,8 @@ __global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const ManyPar
     wgmma_done(sum);
     copy_async_wait<0>();
     if (!exists) return;
-    if (p.splits > 1 && !gather_splits<N / 8>(p, block * Layout::kWarps + warp, split, sum)) return;
-    store_tile<T, N / 8>(p, static_cast<T*>(p.y), tile * kTileRows, 0, p.m, sums_exponent<T, true>(taken), sum);
+    if (p.splits > 1 && !gather_splits<N / 8>(p, share.block * Layout::kWarps + warp, share.split, sum)) return;
+    store_tile<T, N / 8>(p, static_cast<T*>(p.y), share.tile * kTileRows, 0, p.m, sums_exponent<T, true>(taken), sum);
 #else
     __trap();  // tiled_sm90_cuda.cu keeps callers from here
 #endif

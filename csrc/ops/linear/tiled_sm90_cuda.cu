@@ -36,7 +36,7 @@ int chunk_time(int n, int warpgroups) {
     return n <= 128 ? 188 : 274;
 }
 
-// The cut with the least time of the busiest multiprocessor, and of adding up what several CTAs have.
+// The cut of least time: that of the busiest multiprocessor, and that of adding up what several CTAs have.
 Sm90Plan plan_sm90(int tiles_per_group, int n, int chunks, int groups, int multiprocessors) {
     constexpr int kSplitTime = 110, kMaxSplits = 8;  // for 64 rows of x
     Sm90Plan best;
@@ -74,12 +74,12 @@ void launch_sm90(const TiledLinearArgs& args, const Sm90Plan& plan, int device, 
     launch<ArrangeParams>("arrange", arrange_kernel<T>, arrange_raised, a,
                           dim3((static_cast<unsigned>(a.blocks) * N + kArrangeThreads - 1) / kArrangeThreads),
                           kArrangeThreads, 0, device, stream);
-    ManyParams p = many_params(args, plan.blocks_per_group, plan.splits);
+    TiledParams p = tiled_params(args, plan.blocks_per_group, plan.splits);
     p.x = args.staging;
     static Raised raised;
-    launch<ManyParams>("sm90", sm90_kernel<T, Decoder, N, Warpgroups>, raised, p,
-                       dim3(static_cast<unsigned>(args.weight.groups) * plan.blocks_per_group * plan.splits),
-                       Layout::kThreads, Layout::kBytes, device, stream);
+    launch<TiledParams>("sm90", sm90_kernel<T, Decoder, N, Warpgroups>, raised, p,
+                        dim3(static_cast<unsigned>(args.weight.groups) * plan.blocks_per_group * plan.splits),
+                        Layout::kThreads, Layout::kBytes, device, stream);
 }
 
 // The instances: rows of x, warpgroups of a CTA.
