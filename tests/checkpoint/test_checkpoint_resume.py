@@ -312,6 +312,19 @@ def test_stopped_when_the_output_had_its_name(
         assert same, key
 
 
+def test_files_taken_away_from_an_interrupted_run(source: Path, tmp_path: Path, sync_always: None) -> None:
+    """The journal's word does not do: without the files there is nothing to go on from."""
+    calls = go(source, tmp_path / "whole")
+    for taken in ("out", "out/model-00002-of-00004.safetensors"):
+        with pytest.raises(KeyboardInterrupt):
+            go(source, tmp_path / "out", stop_after=calls - 2)
+        place = tmp_path / ".out.kbitq-partial" / taken
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+        go(source, tmp_path / "out")
+        assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+        shutil.rmtree(tmp_path / "out")
+
+
 def test_two_runs_on_one_output(source: Path, tmp_path: Path, quantize: Quantize) -> None:
     with (
         Staging(tmp_path / "out"),

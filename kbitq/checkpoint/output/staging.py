@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -109,7 +110,9 @@ class Staging:
         self.discard()
 
     def discard(self) -> None:
-        """Remove the folder and what is in it."""
+        """Remove the folder and what is in it: the journal first, so that none is left that speaks of missing files."""
+        with contextlib.suppress(OSError):
+            self.journal.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _acquire(self) -> None:

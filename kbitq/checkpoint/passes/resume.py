@@ -32,7 +32,7 @@ def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
     try:
         if not plan.options.force:
             _check_key(state, key, staging.folder)
-        if state.key != key or not makes_sense(state, plan) or not _files_are_there(state, staging):
+        if state.key != key or not makes_sense(state, plan) or not _files_are_there(state, plan, staging):
             journal.close()
             staging.clear()
             state = RunState()
@@ -45,12 +45,16 @@ def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
         raise
 
 
-def _files_are_there(state: RunState, staging: Staging) -> bool:
-    """False where an earlier run gave its output the final name and was stopped before it removed its journal.
+def _files_are_there(state: RunState, plan: Plan, staging: Staging) -> bool:
+    """Whether the files are here that the state calls written.
 
-    The output may have been moved or be about to be replaced: what that journal calls written is not here.
+    They are not where an earlier run gave its output the final name and was stopped before it removed its journal. All
+    files of a run are made before the first byte is written to one of them.
     """
-    return all((staging.output / name).is_file() for name in state.digests)
+    if not state.wrote:
+        return True
+    not_finite = {name: "" for name, scan in state.scans.items() if scan.nonfinite}
+    return all((staging.output / shard.name).is_file() for shard in plan.with_kept(not_finite).shards)
 
 
 def run_key(plan: Plan) -> dict[str, Any]:
