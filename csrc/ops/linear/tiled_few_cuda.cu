@@ -15,7 +15,7 @@ namespace {
 // How many clusters of so many CTAs, each on a multiprocessor of its own, run at a time; 0 on cards without clusters.
 int clusters_of(int device, int size) {
     if (device_facts(device).capability < 90) return 0;
-    const auto kernel = reinterpret_cast<const void*>(few_kernel<__nv_bfloat16, PlanesTiles<2>::Few<1>, 1, true>);
+    const auto kernel = reinterpret_cast<const void*>(few_kernel<__nv_bfloat16, OneCodec::Few<1>, 1, true>);
     const int bytes = device_facts(device).shared_bytes;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "few", "cluster");
     cudaLaunchAttribute shape = {};
@@ -131,7 +131,7 @@ int64_t tiled_linear_rows(int device) {
     using namespace tiled;
     if (device_facts(device).capability < kTiledCapability) return 0;
     const DeviceGuard guard(device);
-    const auto kernel = few_kernel<__nv_bfloat16, PlanesTiles<2>::Few<1>, 1, false>;
+    const auto kernel = few_kernel<__nv_bfloat16, OneCodec::Few<1>, 1, false>;
     cudaFuncAttributes attributes = {};
     check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "few", "attributes");
     if (attributes.ptxVersion < kTiledCapability) return 0;
