@@ -50,7 +50,7 @@ void quantize(const py::object& w_arg, const py::object& levels_arg, const Optio
     }
     args.w = w.data<void>();
     args.dtype = w.dtype();
-    args.rule = scale == "mse" ? ScaleRule::mse : ScaleRule::absmax;
+    args.rule = args.packed.float_scales ? ScaleRule::exact : scale == "mse" ? ScaleRule::mse : ScaleRule::absmax;
     args.levels = levels.data<float>();
     if (amax_arg) {
         args.amax = TensorView("amax", *amax_arg).is(Element::f32).shaped({1}).on(w.device()).data<float>();

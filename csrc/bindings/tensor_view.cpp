@@ -2,38 +2,31 @@
 
 #include <array>
 
-#include "format/block.h"
+#include "format/dtype.h"
 
 namespace kbitq {
 namespace {
 
-struct KnownType {
-    const char* spelled;  // str(tensor.dtype)
-    const char* name;
-};
+// In the order of Element; torch spells a dtype "torch." and the name.
+constexpr std::array<const char*, 7> kNames = {ElementType<DType::f32>::kName,
+                                               ElementType<DType::bf16>::kName,
+                                               ElementType<DType::f16>::kName,
+                                               "float64",
+                                               "int32",
+                                               "int64",
+                                               "uint8"};
 
-// In the order of Element.
-constexpr std::array<KnownType, 7> kTypes = {{{"torch.float32", "float32"},
-                                              {"torch.bfloat16", "bfloat16"},
-                                              {"torch.float16", "float16"},
-                                              {"torch.float64", "float64"},
-                                              {"torch.int32", "int32"},
-                                              {"torch.int64", "int64"},
-                                              {"torch.uint8", "uint8"}}};
-
-const char* element_name(Element e) {
-    return e == Element::other ? "another type" : kTypes[static_cast<size_t>(e)].name;
-}
+const char* element_name(Element e) { return e == Element::other ? "another type" : kNames[static_cast<size_t>(e)]; }
 
 // dtypes are singletons that live as long as torch: the first sight of each is remembered by address.
 Element element_of(py::handle dtype) {
-    static std::array<PyObject*, kTypes.size()> seen{};
+    static std::array<PyObject*, kNames.size()> seen{};
     for (size_t i = 0; i < seen.size(); ++i) {
         if (seen[i] == dtype.ptr()) return static_cast<Element>(i);
     }
     const std::string spelled = py::str(dtype);
-    for (size_t i = 0; i < kTypes.size(); ++i) {
-        if (spelled == kTypes[i].spelled) {
+    for (size_t i = 0; i < kNames.size(); ++i) {
+        if (spelled == std::string("torch.") + kNames[i]) {
             seen[i] = dtype.ptr();
             return static_cast<Element>(i);
         }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "format/block.h"
+#include "format/dtype.h"
 
 namespace kbitq {
 

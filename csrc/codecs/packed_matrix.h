@@ -37,4 +37,10 @@ static inline PackedMatrix read_only(const PackedOutput& m) {
     return {m.codec, m.k, m.rows, m.cols, m.groups, m.words, m.scales, m.float_scales, m.codebook};
 }
 
+// Levels of one codebook.
+template <bool kWritable>
+static inline int64_t level_count(const BasicPackedMatrix<kWritable>& m) {
+    return int64_t{1} << m.k;  // planes
+}
+
 }  // namespace kbitq

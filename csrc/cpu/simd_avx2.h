@@ -1,5 +1,5 @@
-// AVX2: the vocabulary that the vector kernels (ops/*_simd.h) are written in, 8 float lanes, a block in four vectors.
-// cpu/simd_avx512.h has the same names.
+// AVX2: the vocabulary that the vector kernels (codecs/*_simd.h, ops/*/*_simd.h) are written in, 8 float lanes, a block
+// in four vectors. cpu/simd_avx512.h has the same names.
 #pragma once
 
 #include <immintrin.h>
@@ -21,11 +21,11 @@ using M = __m256;  // all ones or all zeros in a lane
 
 inline F load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
-inline void store_half(uint16_t* p, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a); }
+inline void store(uint16_t* p, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a); }
 // Past the caches, for outputs that they cannot hold: no line is read before it is written. Aligned to the vector;
 // whoever streams ends with stream_fence.
 inline void stream(float* p, F a) { _mm256_stream_ps(p, a); }
-inline void stream_half(uint16_t* p, __m128i a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), a); }
+inline void stream(uint16_t* p, __m128i a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), a); }
 inline void stream_fence() { _mm_sfence(); }
 inline F splat(float v) { return _mm256_set1_ps(v); }
 inline I splat_int(int v) { return _mm256_set1_epi32(v); }
@@ -34,6 +34,9 @@ inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F magnitude(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline F and_bits(F a, const uint32_t* bits) {
+    return _mm256_and_ps(a, _mm256_loadu_ps(reinterpret_cast<const float*>(bits)));
+}
 inline I or_int(I a, I b) { return _mm256_or_si256(a, b); }
 inline I double_int(I a) { return _mm256_add_epi32(a, a); }
 
@@ -157,22 +160,22 @@ struct BitScan {
     static constexpr int kBytes = 32;
     I best = _mm256_setzero_si256();
     static I read(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-    void take16(const void* p) { best = _mm256_max_epu16(best, _mm256_and_si256(read(p), _mm256_set1_epi16(0x7FFF))); }
-    void take32(const void* p) {
+    void take(const uint16_t* p) {
+        best = _mm256_max_epu16(best, _mm256_and_si256(read(p), _mm256_set1_epi16(0x7FFF)));
+    }
+    void take(const float* p) {
         best = _mm256_max_epu32(best, _mm256_and_si256(read(p), _mm256_set1_epi32(0x7FFFFFFF)));
     }
-    uint32_t result16() const {
-        alignas(32) uint16_t lane[16];
+    uint32_t result(uint16_t) const { return largest_of<uint16_t>(); }
+    uint32_t result(float) const { return largest_of<uint32_t>(); }
+
+  private:
+    template <typename Lane>
+    uint32_t largest_of() const {
+        alignas(32) Lane lane[kBytes / sizeof(Lane)];
         _mm256_store_si256(reinterpret_cast<__m256i*>(lane), best);
         uint32_t most = 0;
-        for (uint16_t v : lane) most = v > most ? v : most;
-        return most;
-    }
-    uint32_t result32() const {
-        alignas(32) uint32_t lane[8];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(lane), best);
-        uint32_t most = 0;
-        for (uint32_t v : lane) most = v > most ? v : most;
+        for (Lane v : lane) most = v > most ? v : most;
         return most;
     }
 };

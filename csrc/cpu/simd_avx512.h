@@ -1,6 +1,6 @@
-// AVX-512: the vocabulary that the vector kernels (ops/*_simd.h) are written in, 16 float lanes, a block in two
-// vectors. cpu/simd_avx2.h has the same names. Include one of them per translation unit, inside the instruction set's
-// own namespace rules.
+// AVX-512: the vocabulary that the vector kernels (codecs/*_simd.h, ops/*/*_simd.h) are written in, 16 float lanes, a
+// block in two vectors. cpu/simd_avx2.h has the same names. Include one of them per translation unit, inside the
+// instruction set's own namespace rules.
 #pragma once
 
 #include <immintrin.h>
@@ -22,11 +22,11 @@ using M = __mmask16;
 
 inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
-inline void store_half(uint16_t* p, __m256i a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+inline void store(uint16_t* p, __m256i a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
 // Past the caches, for outputs that they cannot hold: no line is read before it is written. Aligned to the vector;
 // whoever streams ends with stream_fence.
 inline void stream(float* p, F a) { _mm512_stream_ps(p, a); }
-inline void stream_half(uint16_t* p, __m256i a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), a); }
+inline void stream(uint16_t* p, __m256i a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), a); }
 inline void stream_fence() { _mm_sfence(); }
 inline F splat(float v) { return _mm512_set1_ps(v); }
 inline I splat_int(int v) { return _mm512_set1_epi32(v); }
@@ -37,6 +37,9 @@ inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F magnitude(F a) {
     return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF)));
 }
+inline F and_bits(F a, const uint32_t* bits) {
+    return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_loadu_si512(bits)));
+}
 inline I or_int(I a, I b) { return _mm512_or_epi32(a, b); }
 inline I double_int(I a) { return _mm512_add_epi32(a, a); }
 
@@ -45,13 +48,27 @@ inline uint32_t mask_bits(M m) { return m; }
 // index | (bit where the mask is set)
 inline I or_where(I index, M m, int bit) { return _mm512_mask_or_epi32(index, m, index, _mm512_set1_epi32(bit)); }
 
-// Indices of a block from its K plane words, in order: lane i of vector v is element 16v + i. A plane is a mask as it
-// lies.
+// The 32 indices of a block as 16-bit lanes, element i in lane i: a plane's word is the mask of its bit.
+template <int K>
+inline I unpack_halves(const uint32_t* words) {
+    I halves = _mm512_maskz_set1_epi16(words[0], 1);
+    for (int j = 1; j < K; ++j)
+        halves = _mm512_mask_add_epi16(halves, words[j], halves, _mm512_set1_epi16(static_cast<short>(1 << j)));
+    return halves;
+}
+
+// Indices of a block from its K plane words, in order: lane i of vector v is element 16v + i.
 template <int K>
 inline void unpack(I (&index)[kVectors], const uint32_t* words) {
-    for (int v = 0; v < kVectors; ++v) {
-        index[v] = _mm512_setzero_si512();
-        for (int j = 0; j < K; ++j) index[v] = or_where(index[v], static_cast<M>(words[j] >> (kLanes * v)), 1 << j);
+    if constexpr (K <= 3) {  // so few planes are quicker as masks of 16 lanes
+        for (int v = 0; v < kVectors; ++v) {
+            index[v] = _mm512_setzero_si512();
+            for (int j = 0; j < K; ++j) index[v] = or_where(index[v], static_cast<M>(words[j] >> (kLanes * v)), 1 << j);
+        }
+    } else {
+        const I halves = unpack_halves<K>(words);
+        index[0] = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(halves));
+        index[1] = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(halves, 1));
     }
 }
 
@@ -59,14 +76,8 @@ inline void unpack(I (&index)[kVectors], const uint32_t* words) {
 // which `lookup` does not mind).
 template <int K>
 inline void unpack_interleaved(I (&index)[kVectors], const uint32_t* words) {
-    I pairs = _mm512_setzero_si512();  // 32 indices of 16 bits
-    for (int j = 0; j < K; ++j) {
-        const __mmask32 plane = words[j];
-        pairs = j == 0 ? _mm512_maskz_set1_epi16(plane, 1)
-                       : _mm512_or_si512(pairs, _mm512_maskz_set1_epi16(plane, static_cast<short>(1 << j)));
-    }
-    index[0] = pairs;
-    index[1] = _mm512_srli_epi32(pairs, 16);
+    index[0] = unpack_halves<K>(words);
+    index[1] = _mm512_srli_epi32(index[0], 16);
 }
 
 // table[index] for N float entries, N a power of two; tables are padded to kLanes entries.
@@ -138,17 +149,17 @@ inline double tree_sum(const D (&term)[kDoubleVectors]) {
 struct BitScan {
     static constexpr int kBytes = 64;
     I best = _mm512_setzero_si512();
-    void take16(const void* p) {
+    void take(const uint16_t* p) {
         best = _mm512_max_epu16(best, _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0x7FFF)));
     }
-    void take32(const void* p) {
+    void take(const float* p) {
         best = _mm512_max_epu32(best, _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0x7FFFFFFF)));
     }
-    uint32_t result16() const {
+    uint32_t result(uint16_t) const {
         return _mm512_reduce_max_epu32(
             _mm512_max_epu32(_mm512_and_si512(best, _mm512_set1_epi32(0xFFFF)), _mm512_srli_epi32(best, 16)));
     }
-    uint32_t result32() const { return _mm512_reduce_max_epu32(best); }
+    uint32_t result(float) const { return _mm512_reduce_max_epu32(best); }
 };
 
 }  // namespace

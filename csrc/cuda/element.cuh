@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "format/block.h"
+#include "format/dtype.h"
 
 namespace kbitq {
 

@@ -28,14 +28,6 @@ constexpr int kMinBits = 2;
 constexpr int kMaxBits = 8;
 constexpr int kMaxLevels = 1 << kMaxBits;
 
-// Element types of source and destination tensors.
-enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
-
-static constexpr int dtype_size(DType t) { return t == DType::f32 ? 4 : 2; }
-static constexpr const char* dtype_name(DType t) {
-    return t == DType::f32 ? "float32" : t == DType::bf16 ? "bfloat16" : "float16";
-}
-
 // Blocks in a row of `cols` elements; the last one may be short.
 KBITQ_HD constexpr int64_t blocks_per_row(int64_t cols) { return (cols + kBlock - 1) / kBlock; }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "format/block.h"
+#include "format/dtype.h"
 #include "format/scale_e4m4.h"
 
 namespace kbitq {
@@ -37,6 +38,31 @@ KBITQ_HD uint16_t float_to_f16(float v) {
     }
     const uint32_t rebased = magnitude - (112u << 23);
     return static_cast<uint16_t>(sign | ((rebased + 0xFFFu + ((rebased >> 13) & 1u)) >> 13));
+}
+
+// An element of any type, and a float32 as one.
+template <DType D>
+KBITQ_HD float widen(Stored<D> v) {
+    if constexpr (D == DType::f32) return v;
+    if constexpr (D == DType::bf16) return bf16_to_float(v);
+    if constexpr (D == DType::f16) return f16_to_float(v);
+}
+
+// The element that has these bits.
+template <DType D>
+KBITQ_HD float widen_bits(uint32_t bits) {
+    if constexpr (D == DType::f32) {
+        return bits_float(bits);
+    } else {
+        return widen<D>(static_cast<uint16_t>(bits));
+    }
+}
+
+template <DType D>
+KBITQ_HD Stored<D> round_to(float v) {
+    if constexpr (D == DType::f32) return v;
+    if constexpr (D == DType::bf16) return float_to_bf16(v);
+    if constexpr (D == DType::f16) return float_to_f16(v);
 }
 
 }  // namespace kbitq

@@ -11,13 +11,15 @@
 #include <cstring>
 
 #include "format/block.h"
+#include "format/dtype.h"
 
 namespace kbitq {
 
 constexpr int kScaleBias = 11;
 constexpr int kScaleMantissaBits = 4;
 constexpr int kScaleBytes = 256;
-constexpr float kScaleMax = 31.0f;  // byte 0xFF
+constexpr float kScaleMax = 31.0f;      // byte 0xFF
+constexpr float kScaleStep = 0x1p-14f;  // between subnormal values: 2^(1 - kScaleBias - kScaleMantissaBits)
 
 KBITQ_HD uint32_t float_bits(float v) {
 #if defined(__CUDA_ARCH__)
@@ -52,7 +54,7 @@ KBITQ_HD float decode_e4m4(uint32_t byte) {
 #if defined(__CUDA_ARCH__)
     return scale_of_placed(placed);
 #else
-    if (byte < 16) return static_cast<float>(byte) * 0x1p-14f;
+    if (byte < 1u << kScaleMantissaBits) return static_cast<float>(byte) * kScaleStep;
     return bits_float(placed + (static_cast<uint32_t>(127 - kScaleBias) << 23));
 #endif
 }
@@ -60,9 +62,9 @@ KBITQ_HD float decode_e4m4(uint32_t byte) {
 // The byte nearest to v >= 0, a tie to the even byte, saturating at 0xFF.
 KBITQ_HD uint32_t encode_e4m4(float v) {
     if (!(v < kScaleMax)) return kScaleBytes - 1;
-    if (v < 0x1p-10f) {  // subnormal: 2^-14 a step. Adding 2^23 rounds to an integer, ties to even; 16 is the first
-                         // normal byte.
-        const float steps = v * 0x1p14f + 0x1p23f;
+    if (v < kScaleStep * (1 << kScaleMantissaBits)) {
+        // Subnormal. Adding 2^23 rounds to an integer, ties to even; 16 is the first normal byte.
+        const float steps = v * (1.0f / kScaleStep) + 0x1p23f;
         return float_bits(steps) & 0x1Fu;
     }
     const int drop = 23 - kScaleMantissaBits;
@@ -86,10 +88,9 @@ KBITQ_HD int tensor_exponent(float amax) {
 
 // The largest byte whose 2^x * decode(byte), rounded to the source dtype, is finite.
 KBITQ_HD uint32_t top_byte(int x, DType dtype) {
-    // The smallest float32 that rounds to infinity in dtype; float32 itself overflows in the product.
-    const float limit = dtype == DType::f16    ? 65520.0f
-                        : dtype == DType::bf16 ? bits_float(0x7F7F8000u)
-                                               : bits_float(0x7F800000u);
+    const float limit = bits_float(dtype == DType::f16    ? ElementType<DType::f16>::kOverflow
+                                   : dtype == DType::bf16 ? ElementType<DType::bf16>::kOverflow
+                                                          : ElementType<DType::f32>::kOverflow);
     uint32_t byte = kScaleBytes - 1;
     while (byte > 0) {
         // x can exceed 127 - 4 only by what the product shows: split so that the factor itself is finite.

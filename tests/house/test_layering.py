@@ -205,13 +205,6 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "ops/linear": {"codecs", "cpu", "cuda", "format"},
     "bindings": {"ops/codec", "ops/linear", "codecs", "cpu", "cuda", "format"},
 }
-# What still breaks the rule, as (file, header). This set may only shrink.
-STILL_INCLUDED = {
-    ("codecs/planes_simd.h", "ops/codec/kernels.h"),
-    ("ops/linear/linear_bf16.cpp", "ops/codec/kernels.h"),
-    ("ops/linear/linear_scalar.cpp", "ops/codec/kernels.h"),
-    ("ops/linear/linear_simd.h", "ops/codec/kernels.h"),
-}
 CPP_SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 
@@ -243,11 +236,7 @@ def include_violations(path: str, text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", CPP_SOURCES, ids=lambda path: str(path.relative_to(ROOT / "csrc")))
 def test_cpp_includes_follow_the_rooms(path: Path) -> None:
-    file = path.relative_to(ROOT / "csrc").as_posix()
-    excused = {header for user, header in STILL_INCLUDED if user == file}
-    found = {v.split(": ")[0]: v for v in include_violations(file, path.read_text())}
-    assert [text for header, text in found.items() if header not in excused] == []
-    assert excused <= set(found), "take it out of STILL_INCLUDED"
+    assert include_violations(path.relative_to(ROOT / "csrc").as_posix(), path.read_text()) == []
 
 
 def test_include_checker_sees_violations() -> None:

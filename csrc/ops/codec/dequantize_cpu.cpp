@@ -1,4 +1,5 @@
 #include "cpu/parallel.h"
+#include "format/block.h"
 #include "ops/codec/dequantize.h"
 #include "ops/codec/kernels.h"
 

@@ -1,7 +1,9 @@
-// dequantize, vector: plane words to indices through masks, levels from registers, one multiply, one store.
+// dequantize, vector: a block decoded in registers, one multiply, one store.
 #pragma once
 
-#include "codecs/planes_simd.h"
+#include "codecs/block_scale.h"
+#include "codecs/dispatch_simd.h"
+#include "ops/codec/dequantize.h"
 
 namespace kbitq::KBITQ_ISA {
 namespace {
@@ -15,22 +17,23 @@ inline bool streams(const DequantizeArgs& a) {
            reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
 }
 
-template <int K, bool kStream>
-void dequantize_k(const DequantizeArgs& a, int64_t begin, int64_t end) {
+template <typename C, bool kStream>
+void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
     const float* scales = scale_table();
-    const Levels<K> levels(a.packed.codebook);
+    const typename C::Decoder decoder(a.packed.codebook);
     BlockWalk at(begin, a.packed.cols);
     for (int64_t block = begin; block < end; ++block, at.next()) {
         F w[kVectors];
-        decode_block<K>(w, a.packed.words + block * K, levels, block_scale(a.packed, scales, block));
+        decode_weights(w, decoder, a.packed.words + block * C::kWords, block_scale(a.packed, scales, block));
         store_block<kStream>(w, a.out, a.dtype, at.first(), (*at).length);
     }
     if constexpr (kStream) stream_fence();
 }
 
 void dequantize(const DequantizeArgs& a, int64_t begin, int64_t end) {
-    with_bits(a.packed.k, [&](auto bits) {
-        streams(a) ? dequantize_k<bits, true>(a, begin, end) : dequantize_k<bits, false>(a, begin, end);
+    with_codec(a.packed, [&](auto codec) {
+        using C = decltype(codec);
+        streams(a) ? dequantize_with<C, true>(a, begin, end) : dequantize_with<C, false>(a, begin, end);
     });
 }
 

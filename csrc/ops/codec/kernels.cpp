@@ -1,8 +1,6 @@
 #include "ops/codec/kernels.h"
 
-#include "cpu/float_env.h"
 #include "cpu/simd_level.h"
-#include "format/scale_e4m4.h"
 
 namespace kbitq {
 
@@ -14,18 +12,6 @@ const Kernels& kernels() {
 #endif
         default: return kScalarKernels;
     }
-}
-
-const float* scale_table() {
-    struct Table {
-        float value[kScaleBytes];
-        Table() {
-            StrictFloat strict;
-            for (int b = 0; b < kScaleBytes; ++b) value[b] = decode_e4m4(static_cast<uint32_t>(b));
-        }
-    };
-    static const Table table;
-    return table.value;
 }
 
 }  // namespace kbitq

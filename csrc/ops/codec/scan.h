@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "format/block.h"
+#include "format/dtype.h"
 
 namespace kbitq {
 

@@ -2,54 +2,43 @@
 // where a piece turns out to hold one.
 #pragma once
 
-#include "codecs/planes_simd.h"
+#include <cstring>
+
+#include "format/half.h"
+#include "ops/codec/kernels.h"
 
 namespace kbitq::KBITQ_ISA {
 namespace {
 
 constexpr int64_t kScanPiece = int64_t{1} << 14;  // elements: in the L1 or L2 when a second look is needed
 
-// The largest magnitude's bits, as the type's own integer, over [begin, end).
-inline uint32_t largest_bits(const ScanArgs& a, int64_t begin, int64_t end) {
-    const int64_t size = dtype_size(a.dtype), step = BitScan::kBytes / size;
-    const char* p = static_cast<const char*>(a.w);
+// The bits of the largest magnitude of p[0] .. p[count - 1].
+template <typename T>
+inline uint32_t largest_bits(const T* p, int64_t count) {
+    constexpr int kLanesOfT = BitScan::kBytes / sizeof(T);
     BitScan scan, other;
-    int64_t i = begin;
-    if (a.dtype == DType::f32) {
-        for (; i + 2 * step <= end; i += 2 * step) {
-            scan.take32(p + i * size);
-            other.take32(p + (i + step) * size);
-        }
-    } else {
-        for (; i + 2 * step <= end; i += 2 * step) {
-            scan.take16(p + i * size);
-            other.take16(p + (i + step) * size);
-        }
+    int64_t i = 0;
+    for (; i + 2 * kLanesOfT <= count; i += 2 * kLanesOfT) {
+        scan.take(p + i);
+        other.take(p + i + kLanesOfT);
     }
-    alignas(64) char tail[2 * BitScan::kBytes] = {};
-    __builtin_memcpy(tail, p + i * size, static_cast<size_t>((end - i) * size));
-    for (int t = 0; t < 2; ++t) {
-        if (a.dtype == DType::f32) {
-            scan.take32(tail + t * BitScan::kBytes);
-        } else {
-            scan.take16(tail + t * BitScan::kBytes);
-        }
-    }
-    const uint32_t x = a.dtype == DType::f32 ? scan.result32() : scan.result16();
-    const uint32_t y = a.dtype == DType::f32 ? other.result32() : other.result16();
+    alignas(64) T tail[2 * kLanesOfT] = {};
+    std::memcpy(tail, p + i, sizeof(T) * static_cast<size_t>(count - i));
+    scan.take(tail);
+    other.take(tail + kLanesOfT);
+    const uint32_t x = scan.result(T()), y = other.result(T());
     return x > y ? x : y;
 }
 
-void scan(const ScanArgs& a, int64_t begin, int64_t end, ScanRange& out) {
-    const uint32_t infinity = a.dtype == DType::f32 ? 0x7F800000u : a.dtype == DType::bf16 ? 0x7F80u : 0x7C00u;
+template <DType D>
+void scan_with(const ScanArgs& a, int64_t begin, int64_t end, ScanRange& out) {
+    const auto* w = static_cast<const Stored<D>*>(a.w);
     out = {0.0f, 0, -1};
     for (int64_t i = begin; i < end; i += kScanPiece) {
         const int64_t stop = i + kScanPiece < end ? i + kScanPiece : end;
-        const uint32_t bits = largest_bits(a, i, stop);
-        if (bits < infinity) {
-            const float m = a.dtype == DType::f32    ? bits_float(bits)
-                            : a.dtype == DType::bf16 ? bf16_to_float(static_cast<uint16_t>(bits))
-                                                     : f16_to_float(static_cast<uint16_t>(bits));
+        const uint32_t bits = largest_bits(w + i, stop - i);
+        if (bits < ElementType<D>::kInfinity) {
+            const float m = widen_bits<D>(bits);
             out.amax = m > out.amax ? m : out.amax;
             continue;
         }
@@ -59,6 +48,10 @@ void scan(const ScanArgs& a, int64_t begin, int64_t end, ScanRange& out) {
         if (out.nonfinite == 0) out.first = piece.first;
         out.nonfinite += piece.nonfinite;
     }
+}
+
+void scan(const ScanArgs& a, int64_t begin, int64_t end, ScanRange& out) {
+    with_element(a.dtype, [&](auto d) { scan_with<d>(a, begin, end, out); });
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "codecs/packed_matrix.h"
-#include "format/block.h"
+#include "format/dtype.h"
 
 namespace kbitq {
 

@@ -1,4 +1,4 @@
-// The matmul compiled for AVX2 with fused multiply-add.
+// linear compiled for AVX2 with fused multiply-add.
 #include "cpu/simd_avx2.h"
 
 #define KBITQ_ISA avx2
@@ -6,6 +6,6 @@
 
 namespace kbitq {
 
-const MatmulKernels kAvx2Matmul = {avx2::kVectors, avx2::linear};
+const LinearKernel kAvx2Linear = {DType::f32, avx2::kVectors, avx2::linear<avx2::FloatProduct>};
 
 }  // namespace kbitq

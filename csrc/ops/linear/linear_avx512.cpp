@@ -1,4 +1,4 @@
-// The matmul compiled for AVX512 with fused multiply-add.
+// linear compiled for AVX512 with fused multiply-add.
 #include "cpu/simd_avx512.h"
 
 #define KBITQ_ISA avx512
@@ -6,6 +6,6 @@
 
 namespace kbitq {
 
-const MatmulKernels kAvx512Matmul = {avx512::kVectors, avx512::linear};
+const LinearKernel kAvx512Linear = {DType::f32, avx512::kVectors, avx512::linear<avx512::FloatProduct>};
 
 }  // namespace kbitq

@@ -1,6 +1,5 @@
-#include "ops/linear/linear.h"
-
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "cpu/element.h"
@@ -13,69 +12,64 @@ namespace {
 
 constexpr int64_t kGrainBlocks = 4096;  // 131,072 weights: some twenty microseconds
 
-// x as float32 in the order of the kernel's lanes, once a call: every row of W reads it.
-void arrange(const LinearArgs& a, int vectors, float* out) {
-    const int64_t nblk = blocks_per_row(a.weight.cols);
+// x in the type and order of the kernel's lanes, once a call: every row of W reads it.
+template <DType From, DType To>
+void arrange_as(const LinearArgs& a, int vectors, Stored<To>* out) {
+    const int64_t cols = a.weight.cols, nblk = blocks_per_row(cols);
     const int lanes = kBlock / vectors;
-    for (int64_t m = 0; m < a.batch; ++m) {
+    const auto* x = static_cast<const Stored<From>*>(a.x);
+    for (int64_t m = 0; m < a.batch; ++m, x += cols) {
         for (int64_t b = 0; b < nblk; ++b, out += kBlock) {
+            const int length = block_length(b * kBlock, cols);
             for (int i = 0; i < kBlock; ++i) {
-                const int64_t column = b * kBlock + i;
-                out[lanes * (i % vectors) + i / vectors] =
-                    column < a.weight.cols ? read_element(a.x, a.dtype, m * a.weight.cols + column) : 0.0f;
+                Stored<To>& element = out[lanes * (i % vectors) + i / vectors];
+                element = i < length ? round_to<To>(widen<From>(x[b * kBlock + i])) : Stored<To>{};
             }
         }
     }
 }
 
-// x as it is, each row with zeros up to whole blocks.
-const uint16_t* pad(const LinearArgs& a, std::vector<uint16_t>& out) {
-    const int64_t width = blocks_per_row(a.weight.cols) * kBlock;
-    out.assign(static_cast<size_t>(a.batch * width), 0);
-    for (int64_t m = 0; m < a.batch; ++m) {
-        const uint16_t* from = static_cast<const uint16_t*>(a.x) + m * a.weight.cols;
-        std::copy(from, from + a.weight.cols, out.begin() + m * width);
-    }
-    return out.data();
+// Vectors are loaded whole lines at a time.
+struct alignas(64) Line {
+    std::byte bytes[64];
+};
+
+// What the kernel reads: x itself where it is as wanted, else a copy in `buffer`.
+const void* arranged(const LinearArgs& a, const LinearKernel& kernel, std::vector<Line>& buffer) {
+    if (kernel.x == a.dtype && kernel.vectors == 1 && a.weight.cols % kBlock == 0) return a.x;
+    const int64_t bytes = a.batch * blocks_per_row(a.weight.cols) * kBlock * dtype_size(kernel.x);
+    buffer.resize(static_cast<size_t>(bytes) / sizeof(Line));  // a block is one line or two
+    with_element(a.dtype, [&](auto from) {
+        with_element(kernel.x, [&](auto to) {
+            arrange_as<from, to>(a, kernel.vectors, reinterpret_cast<Stored<to>*>(buffer.data()));
+        });
+    });
+    return buffer.data();
 }
 
 }  // namespace
 
-const MatmulKernels& matmul_kernels() {
+const LinearKernel& linear_kernel(DType x) {
+    (void)x;
+#if defined(KBITQ_AVX512_BF16)
+    if (x == DType::bf16 && multiplies_bf16()) return kAvx512Bf16Linear;
+#endif
     switch (simd_level()) {
 #if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512Matmul;
-        case SimdLevel::avx2: return kAvx2Matmul;
+        case SimdLevel::avx512: return kAvx512Linear;
+        case SimdLevel::avx2: return kAvx2Linear;
 #endif
-        default: return kScalarMatmul;
+        default: return kScalarLinear;
     }
-}
-
-Bf16Linear bf16_linear() {
-#if defined(KBITQ_AVX512_BF16)
-    if (multiplies_bf16()) return kAvx512Bf16Linear;
-#endif
-    return nullptr;
 }
 
 void linear_cpu(const LinearArgs& a, int threads) {
-    const MatmulKernels& kernels = matmul_kernels();
-    const int64_t nblk = blocks_per_row(a.weight.cols);
-    if (const Bf16Linear linear = a.dtype == DType::bf16 ? bf16_linear() : nullptr) {
-        static thread_local std::vector<uint16_t> padded;
-        const uint16_t* rows = static_cast<const uint16_t*>(a.x);
-        if (a.weight.cols % kBlock) rows = pad(a, padded);
-        parallel_for_in_turn(a.weight.rows, kGrainBlocks / (nblk + 1) + 1, threads,
-                             [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
-        return;
-    }
-    static thread_local std::vector<float>
-        arranged;  // kept: a decode step calls this with the same sizes again and again
-    arranged.resize(static_cast<size_t>(a.batch * nblk * kBlock));
-    arrange(a, kernels.vectors, arranged.data());
-    const float* x = arranged.data();
-    parallel_for_in_turn(a.weight.rows, kGrainBlocks / (nblk + 1) + 1, threads,
-                         [&](int64_t begin, int64_t end) { kernels.linear(a, x, begin, end); });
+    // Kept: a decode step calls this with the same sizes again and again.
+    static thread_local std::vector<Line> buffer;
+    const LinearKernel& kernel = linear_kernel(a.dtype);
+    const void* x = arranged(a, kernel, buffer);
+    parallel_for_in_turn(a.weight.rows, kGrainBlocks / (blocks_per_row(a.weight.cols) + 1) + 1, threads,
+                         [&](int64_t begin, int64_t end) { kernel.linear(a, x, begin, end); });
 }
 
 }  // namespace kbitq

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "codecs/packed_matrix.h"
-#include "format/block.h"
+#include "format/dtype.h"
 #include "format/tile_order.h"
 
 namespace kbitq {
