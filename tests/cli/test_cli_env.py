@@ -42,6 +42,7 @@ def test_json(kbitq: Kbitq) -> None:
     assert set(facts["packages"]) >= {"torch", "safetensors", "numpy"}
 
 
+@pytest.mark.slow
 def test_without_the_core_it_still_answers(tiny: Path) -> None:
     code, out, err = run_without_core("env")
     assert (code, err) == (0, "")

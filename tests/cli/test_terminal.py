@@ -181,6 +181,7 @@ def test_a_file_size_limit(slow: Path) -> None:
     assert not slow.with_name("slow-kbitq-k3.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_stdout_that_is_full_or_closed(tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -159,6 +159,7 @@ def test_quantize_takes_the_name_fit(device):
     assert gain > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", MINILM_TARGET)
 def test_minilm_encoder(minilm: Path, k: int):
     totals = np.zeros(2)

@@ -1,4 +1,4 @@
-"""Writes files whose size is known beforehand, and turns the system's errors into sentences."""
+"""Files of known size filled in place, at any offsets in any order; the system's errors as sentences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class FileWriter:
-    """A file of known size. Its room is reserved at once; then it is filled, at any offsets in any order."""
+    """A file of a size known beforehand, its room reserved at once, filled at any offsets in any order."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self.path = path

@@ -32,7 +32,7 @@ _MAX_README_BYTES = 1 << 20
 
 
 def copy_carried(checkpoint: Checkpoint, staging: Staging, *, but: str | None = None) -> None:
-    """Copy the files that go with the weights, except the one called ``but``."""
+    """Copy the files that go with the weights, all ``but`` one."""
     for name in checkpoint.carried:
         if name == but:
             continue
@@ -56,25 +56,25 @@ def read_readme(checkpoint: Checkpoint) -> str | None:
 
 
 def write_index(shards: Sequence[Shard], stem: str, staging: Staging) -> None:
-    """Write the index, where there is more than one shard."""
+    """Write the index that several shards need."""
     if len(shards) > 1:
         staging.write_file(index_name(stem), index_json(shards).encode())
 
 
 def write_checksums(staging: Staging, digests: Mapping[str, str]) -> None:
-    """Write SHA256SUMS of the output's files, as ``sha256sum -c`` reads it. ``digests`` are those known already."""
+    """Write SHA256SUMS over the files of the output, as ``sha256sum -c`` reads it; ``digests`` are known already."""
     names = [p.relative_to(staging.output).as_posix() for p in staging.output.rglob("*") if p.is_file()]
     whole = {n: digests.get(n) or sha256(staging.output / n) for n in names if n not in NOT_SUMMED}
     staging.write_file(SUMS_FILE, format_checksums(whole))
 
 
 def json_text(value: Any) -> bytes:
-    """JSON as transformers writes it to files: indented, keys in the order given, a newline at the end."""
+    """JSON as transformers writes it to files: indented, a newline at the end; keys in the order given."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def without_quantization(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json without ``quantization_config``. A composite model may have one in each of its parts too."""
+    """A config.json without ``quantization_config``, at its top and in the parts of a composite model."""
     parts = {key: value for key, value in (config or {}).items() if key != CONFIG_KEY}
     for key, value in parts.items():
         if isinstance(value, dict) and key.endswith("_config") and CONFIG_KEY in value:

@@ -1,4 +1,4 @@
-"""Decides which shard each tensor goes to, and at which byte. Names, shapes and dtypes are enough for this."""
+"""From tensors to files: which shard each tensor goes to, and at which byte, before any value is known."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kbitq.format import Entry, HeaderText, Placed, ShardMeta, place
 
 @dataclass
 class Shard:
-    """One output file: its name, its tensors at their places, its metadata.
+    """One output file: its name, its tensors at their places, its metadata. ``meta`` None: an ordinary checkpoint.
 
-    ``meta`` is None for a file of an ordinary checkpoint. ``extra`` are further strings for its ``__metadata__``.
+    ``extra`` are further strings for the file's ``__metadata__``.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Shard:
         return {p.entry.name: self.header_nbytes + p.start for p in self.placed}
 
     def header(self) -> bytes:
-        """The bytes before the data, with the statistics that ``meta`` has now."""
+        """The bytes before the data; call once the statistics in ``meta`` are known."""
         return self._header.filled()
 
 
 @dataclass
 class Group:
-    """Tensors that must be in one shard, and what they add to the shard's metadata."""
+    """Tensors that stay in one shard together, and what the shard's metadata gets of them."""
 
     entries: list[Entry]
     meta: ShardMeta = field(default_factory=ShardMeta)

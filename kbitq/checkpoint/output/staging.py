@@ -1,4 +1,4 @@
-"""Builds an output in a hidden folder beside its final name, and gives it that name when all of it is on the disk."""
+"""Writing outputs: files of known size filled in place, in a hidden folder beside the final name, then renamed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def working_folders(final: Path) -> tuple[Path, Path]:
 
 
 class Staging:
-    """The hidden folder of one run. It holds a lock, so that there is one run at a time, the run's journal, and the
-    output so far.
+    """The hidden folder beside the final name in which one run at a time builds an output, renamed when all is synced.
+
+    It holds the lock, the journal of an interrupted run, and the output so far.
     """
 
     def __init__(self, final: Path) -> None:
@@ -43,7 +44,7 @@ class Staging:
 
     def __exit__(self, *_: object) -> None:
         if self.folder.exists() and not (self.journal.exists() and self.journal.stat().st_size):
-            self.discard()  # there is nothing in it to go on from
+            self.discard()  # nothing in it to go on from
         os.close(self._lock)
         self._lock = -1
 
@@ -58,7 +59,7 @@ class Staging:
         shutil.rmtree(self.output, ignore_errors=True)
 
     def check_space(self, nbytes: int) -> None:
-        """Raise NoSpaceError unless the disk has room for ``nbytes``. What this folder already takes counts as room."""
+        """Raise NoSpaceError unless the disk can hold ``nbytes`` in all, what is here already included."""
         with writing(self.folder):
             self.output.mkdir(exist_ok=True)
             here = sum(p.stat().st_blocks * 512 for p in self.output.rglob("*") if p.is_file())
@@ -115,7 +116,7 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _acquire(self) -> None:
-        """Take the lock. Leaves it untaken where the folder was removed meanwhile: another run has just ended."""
+        """Take the lock, unless another run has it; leaves it untaken if that run's folder just went away."""
         path = self.folder / _LOCK
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

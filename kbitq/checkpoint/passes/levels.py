@@ -1,4 +1,4 @@
-"""Gives the codebook of each tensor of a run, fitted to its weights where that is asked for, and its importance."""
+"""The codebook of each tensor of a run, fitted where that is asked for, and the importance of its columns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LevelSource:
         return sum(self._gains[name] * size for name, size in sizes.items()) / whole if whole else None
 
     def _alike(self, tensor: TensorPlan) -> list[TensorPlan]:
-        """The tensors of one role share a codebook, whatever their K. In order of name."""
+        """The tensors that share a codebook, whatever their K: those of one role, in order of name."""
         role, spec = role_of(tensor.name), tensor.codebook
         alike = [t for t in self._plan.tensors if t.quantized and t.codebook == spec and role_of(t.name) == role]
         return sorted(alike, key=lambda t: t.name)
@@ -80,7 +80,7 @@ class LevelSource:
         return torch.from_numpy(fitted.levels)
 
     def _parts(self, tensor: TensorPlan, positions: np.ndarray, place: int) -> list[fit.Part]:
-        """The blocks ``positions`` of one tensor. All of the tensor is read: that is quicker than many small reads."""
+        """The blocks ``positions`` of one tensor; all of it is read, which is quicker than many small reads."""
         source, device = self._plan.checkpoint.tensors[tensor.name], self._device
         amax = torch.tensor([self._scans[tensor.name].amax], dtype=torch.float32, device=device)
         parts: list[fit.Part] = []
@@ -102,7 +102,7 @@ class ColumnWeights:
         self._last: tuple[str, torch.Tensor | None] = ("", None)
 
     def of(self, tensor: TensorPlan, span: Span) -> torch.Tensor | None:
-        """float32 ``[G, cols]`` for a span, where G divides its rows; None where all columns count the same."""
+        """float32 ``[G, cols]`` of a span, G dividing its rows; None where all columns count the same."""
         weights = self._prepared(tensor)
         if weights is None:
             return None
@@ -118,7 +118,7 @@ class ColumnWeights:
         return weights[expert]
 
     def unit(self, tensor: TensorPlan) -> float:
-        """The importance, in the units of its file, that a 1 in the result of ``of`` stands for."""
+        """What a weight of 1 in ``of`` stands for in the importance file."""
         weights = self._prepared(tensor)
         if self._importance is None or weights is None or not bool(weights.any()):
             return 1.0

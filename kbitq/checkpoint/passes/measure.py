@@ -1,8 +1,8 @@
-"""Measures the error of a tensor at each K. That takes less time than to quantize it three times at K = 5.
+"""What each K would cost a tensor, at a price below three quantizations of K = 5.
 
-K = 2 to 4 are measured on all rows. The search at a higher K takes longer than all of those together, so that K is
-measured on every 16th row. How much lower its error is than that of K = 4 hardly differs from row to row; so the error
-on those rows is multiplied by the error of K = 4 on all rows and divided by its error on those rows.
+K = 2 to 4 are measured in full. The search at a higher K takes longer than all of those together, and how much lower
+its error is than that of K = 4 hardly differs from row to row, so it is measured on every 16th row and scaled by what
+K = 4 has on all rows over what it has there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kbitq.codecs.base import Request, get_codec
 from kbitq.format import element_count, matrix_shape
 
 FULL_KS = (2, 3, 4)  # measured on all rows
-ROW_STEP = 16  # the others are measured on one row in so many,
-FEW_ELEMENTS = 1 << 14  # but on more rows of a small tensor, to have about this many elements
+ROW_STEP = 16  # of the others one row in so many is measured,
+FEW_ELEMENTS = 1 << 14  # or more, to have about this many elements
 
 
 @dataclass

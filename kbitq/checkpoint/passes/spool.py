@@ -1,7 +1,7 @@
-"""Fetches a distant source once: the first pass keeps what it fetched on the disk, and the second pass reads it there.
+"""Reads a distant source once: what the first pass over some tensors has fetched waits on the disk for the second.
 
-This is done where fetching costs much (``Plan.spool_bytes``). Some gigabytes of tensors are then scanned and quantized
-before the next are fetched. A nameless file beside the output keeps what was fetched of them until they are written.
+Only where reading twice is dear (``Plan.spool_bytes``). The tensors are then scanned and quantized some gigabytes at a
+time; what was fetched of them is kept in a nameless file beside the output and thrown away after.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kbitq.checkpoint.source.storage import ByteFile, Fingerprint, Storage
 
 
 def groups(tensors: Iterable[TensorPlan]) -> Iterator[list[TensorPlan]]:
-    """Tensors in order, in groups. A group is as large as a spool should become, and has one tensor at least."""
+    """Tensors in order, as many at a time as a spool should hold, but never less than one."""
     group: list[TensorPlan] = []
     size = 0
     for tensor in tensors:
@@ -43,7 +43,7 @@ class _Place:
 
 
 class Spool:
-    """The nameless file. It keeps what is read through :meth:`over` while ``keeping`` is set, and serves that again."""
+    """The nameless file. While ``keeping``, it keeps what is read through :meth:`over`, and serves that again."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by this context manager's exit
@@ -65,14 +65,14 @@ class Spool:
         )
 
     def clear(self) -> None:
-        """Forget all that was kept, and free its room on the disk."""
+        """Let go of all that was kept."""
         with self._lock:
             self._kept.clear()
             self._end = 0
             self._file.truncate(0)
 
     def read(self, name: str, file: ByteFile, buffer: memoryview, offset: int) -> None:
-        """Do as ``file.read_into`` does, from the spool where it keeps exactly these bytes."""
+        """``file.read_into``, from the spool if exactly this was kept."""
         place = self._kept.get((name, offset))
         if place is not None and place.count == len(buffer) and _read(self._file.fileno(), buffer, place.offset):
             return
