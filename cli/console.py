@@ -89,7 +89,12 @@ class Console:
 
     def traceback(self, error: BaseException) -> None:
         """The traceback, for --debug."""
-        print(prose("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        text = "".join(traceback.format_exception(error))
+        if "huggingface_hub" in sys.modules:
+            from kbitq.hub.problems import redacted
+
+            text = redacted(text)
+        print(prose(text), end="", file=sys.stderr)
 
     def _talk(self, label: str, style: str, sentence: str) -> None:
         sentence = printable(sentence)

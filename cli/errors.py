@@ -56,6 +56,7 @@ _REMEDIES = {
     "output-outside": "choose an output outside it with -o",
     "quantize": "kbitq quantize {path} --k 3",
     "start-over": "repeat that run to finish it, or use --force to start over",
+    "stream-short": "run it again, which goes on where it stopped; or leave --stream away",
     "text": "give a text with --text, or ids of this model's tokenizer",
 }
 """What to do, by the name that an error of the library gives it (its own hint names arguments of Python)."""

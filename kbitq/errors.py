@@ -26,6 +26,13 @@ class KbitqError(Exception):
         self.hint, self.argument, self.remedy, self.data = hint, argument, remedy, dict(data or {})
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what another library raised, and the second where that ends in a colon; its type if bare."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()][:2]
+    said = " ".join(lines if lines and lines[0].endswith(":") else lines[:1])
+    return said if " " in said else f"{type(error).__name__} {said}".strip()
+
+
 class CheckpointError(KbitqError):
     """A source or output on disk cannot be used: missing, truncated, a header that lies, a link out of the folder."""
 

@@ -204,7 +204,8 @@ def summarise(row_stats: Tensor) -> tuple[float | None, float]:
 
 def sqnr_db(signal: float, noise: float) -> float | None:
     """10 * log10(signal / noise); None where that is not finite."""
-    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+    ratio = signal / noise if noise > 0 else 0.0
+    return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
 def _check_input(tensor: Any, k: int, name: str, codec: Codec) -> None:

@@ -73,6 +73,7 @@ def _ids(folder: Any, text: Path | None, tokens: Path | None, model: Any) -> Any
     """The tokens to measure on, int64."""
     import torch
 
+    from kbitq.eval.failures import told
     from kbitq.eval.perplexity import read_tokens
     from kbitq.integrations.transformers.loading import load_tokenizer
 
@@ -81,7 +82,9 @@ def _ids(folder: Any, text: Path | None, tokens: Path | None, model: Any) -> Any
     assert text is not None
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = 1 << 62  # no warning: windows are cut here
-    ids = tokenizer(text.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False)["input_ids"]
+    words = text.read_text(encoding="utf-8", errors="replace")
+    with told("the tokenizer fails"):
+        ids = tokenizer(words, add_special_tokens=False)["input_ids"]
     return torch.tensor(ids, dtype=torch.int64)
 
 

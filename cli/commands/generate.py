@@ -33,9 +33,10 @@ def command(
     """Continue a prompt: the text goes to stdout as it comes, speed and memory to stderr."""
     console.begin(**vars(talk))
     from kbitq.cli import sources
-    from kbitq.eval.generation import generate, memory_of
+    from kbitq.eval.generation import check_request, generate, memory_of
     from kbitq.integrations.transformers.loading import load_model, load_tokenizer
 
+    check_request(prompt, temperature, seed)
     folder = sources.local(model)
     speaker, tokenizer = load_model(folder, device=device, dtype=dtype), load_tokenizer(folder)
     if not talk.json:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from kbitq.text_safety import shown
+
+_LARGEST = 1 << 60  # bytes: a size that numbers of 64 bits can be reckoned with
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{p}{s}": 1000 ** (i + 1) for i, p in enumerate("KMGT") for s in ("", "B")})
 _UNITS.update({f"{p}I{s}": 1024 ** (i + 1) for i, p in enumerate("KMGT") for s in ("", "B")})
@@ -16,10 +19,12 @@ def parse_size(text: str) -> int:
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a size; write it as 500MB, 5GB or 2GiB.")
-    size = int(float(match[1]) * unit)
-    if size < 1:
+    count = float(match[1]) * unit
+    if count < 1:
         raise ValueError(f"{text!r} is not a size above zero.")
-    return size
+    if count >= _LARGEST:
+        raise ValueError(f"{shown(text)} is more than any file holds.")
+    return int(count)
 
 
 def size_text(count: float) -> str:

@@ -27,6 +27,7 @@ _MAX_EXCHANGES = 2000
 _MAX_STATES = 20_000  # partial choices of one stage of the enumeration
 _MAX_ENUMERATED = 200  # groups
 _HELPS = 1e-12  # an exchange must lower the error by this share of it: rounding is not an improvement
+MOST_BITS = 64  # per weight, of a budget: more than any K takes
 ERROR_KINDS = ("relative", "none", "importance")
 
 
@@ -59,6 +60,10 @@ class Budget:
             raise BudgetError("a budget is either bits per weight or a size")
         if self.error not in ERROR_KINDS:
             raise BudgetError(f"the error must be {', '.join(ERROR_KINDS)}, not {self.error!r}")
+        if self.bpw is not None and not 0 < self.bpw <= MOST_BITS:
+            raise BudgetError(f"bits per weight must be above 0 and at most {MOST_BITS}, not {self.bpw}")
+        if self.size is not None and self.size < 1:
+            raise BudgetError(f"a size must be positive, not {self.size}")
         for pattern, factor in self.factors:
             if not 0 <= factor < np.inf:
                 raise BudgetError(f"the weight of '{pattern}' must be a number from 0 up, not {factor}")

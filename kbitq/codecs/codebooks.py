@@ -124,7 +124,7 @@ def _from_file(path: Path, k: int) -> Levels:
 def _read_json(path: Path, k: int) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CodebookError(f"{path}: cannot be read as JSON: {error}", hint=_FILE_HINT) from error
     if not isinstance(content, Mapping):
         return content

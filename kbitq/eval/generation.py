@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from kbitq.errors import KbitqError
+from kbitq.eval.failures import told
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,26 @@ class _Stream:
             self._shown = text
 
 
+def check_request(prompt: str, temperature: float = 0.0, seed: int = 0) -> None:
+    """Raise KbitqError, which names the argument, for what no model can generate from, before a model is loaded."""
+    if not prompt:
+        raise KbitqError("prompt: is empty, and there must be a text to continue")
+    if not _is_unicode(prompt):
+        raise KbitqError("prompt: is not valid Unicode; in a terminal, not valid UTF-8")
+    if not 0 <= temperature < math.inf:
+        raise KbitqError(f"temperature: must be a number from 0 up, not {temperature}")
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise KbitqError(f"seed: must fit 64 bits, not {seed}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
 def generate(
     model: Any,
     tokenizer: Any,
@@ -97,18 +121,27 @@ def generate(
         temperature: 0 takes the likeliest token each time; above, tokens are drawn.
         seed: of the drawing; the state of torch's generators is left as it was.
         on_text: called with each new piece of text.
+
+    Raises:
+        KbitqError: an argument cannot be used (``check_request``), or the model or its tokenizer fails.
     """
-    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
+    check_request(prompt, temperature, seed)
+    with told("the tokenizer fails"):
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
+    if not ids.numel():
+        raise KbitqError("prompt: the tokenizer makes no token of it")
     stream = _Stream(tokenizer, on_text)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    with torch.random.fork_rng(), torch.inference_mode():
+    with told("the model cannot generate"), torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
         started = time.monotonic()
         model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, streamer=stream,
             pad_token_id=padding, **sampling,
         )  # fmt: skip
+    if not stream.times:
+        raise KbitqError("the model made no token")
     first, last = stream.times[0], stream.times[-1]
     return Generation(stream.text, len(stream.ids), ids.shape[1], first - started, last - first)
 

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from kbitq.errors import KbitqError
+from kbitq.eval.failures import told
 
 WINDOW = 512
 """Tokens that are read together by default; each window stands for itself."""
 
+_MOST_LOSS = 700.0  # nats: above, the perplexity is beyond float64
 _ROWS = 128  # positions whose probabilities are float32 at once: the vocabulary may be large
 
 
@@ -120,7 +122,8 @@ def evaluate(
     divergences, agreements = [], 0
     for begin in range(0, len(windows), batch):
         ids = windows[begin : begin + batch]
-        logits, others = _logits(model, ids), _logits(reference, ids) if reference is not None else None
+        logits = _logits(model, ids)
+        others = _logits(reference, ids) if reference is not None else None
         targets = ids[:, 1:].reshape(-1)
         for rows in torch.arange(targets.numel()).split(_ROWS):
             total += _loss(logits[rows], targets[rows])
@@ -135,12 +138,13 @@ def evaluate(
     loss = total / predicted
     found = _summary(torch.cat(divergences), agreements / predicted, base / predicted) if divergences else None
     count, length = windows.shape
-    return Evaluation(math.exp(loss), loss, count, length, time.monotonic() - started, found)
+    perplexity = math.exp(loss) if loss < _MOST_LOSS else math.inf
+    return Evaluation(perplexity, loss, count, length, time.monotonic() - started, found)
 
 
 def _logits(model: Any, ids: Tensor) -> Tensor:
     """Logits of all predictions but each window's last, ``[n * (length - 1), vocabulary]``, where they were made."""
-    with torch.inference_mode():
+    with told("the model cannot read the tokens"), torch.inference_mode():
         logits = model(input_ids=ids.to(model.device)).logits
     return logits[:, :-1].reshape(-1, logits.shape[-1])
 

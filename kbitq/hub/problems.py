@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from huggingface_hub import get_session
+from huggingface_hub import get_session, get_token
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -18,8 +20,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from kbitq.errors import CheckpointError
+from kbitq.errors import CheckpointError, KbitqError, first_line
 
+_AGAIN = "run the command again in a while; it goes on where it stopped"
 _LOGIN = "hf auth login (or set HF_TOKEN) with an account that may"
 
 
@@ -33,16 +36,44 @@ def _transport_error() -> type[Exception]:
     return library.HTTPError
 
 
+def check_token(*, needed: bool) -> None:
+    """Raise HubError where the token is none that could be sent, or with ``needed`` where there is none."""
+    token = get_token()
+    if token is None and needed:
+        raise HubError("there is no token for the Hub", hint=f"{_LOGIN} do this")
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
+        raise HubError(
+            "the token for the Hub has a character that no token has", hint="set HF_TOKEN anew, or hf auth login again"
+        )
+
+
+def redacted(text: str) -> str:
+    """``text`` without the token for the Hub: what a client or a server says may repeat what was sent."""
+    for token in (get_token(), os.environ.get("HF_TOKEN", "").strip()):
+        text = text.replace(token, "(the token)") if token else text
+    return text
+
+
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Runs a block; turns what the client raises into a HubError that begins with ``what``, e.g. the repository."""
+    """Runs a block; turns what the client raises into a HubError that begins with ``what``, e.g. the repository.
+
+    Errors of this machine's files and memory stay what they are. Any other is the client's or the Hub's: it may send
+    an answer that the client cannot make sense of.
+    """
     try:
         yield
+    except (KbitqError, MemoryError, ImportError):
+        raise
     except Exception as error:
         explanation = _explain(error)
+        if explanation is None and isinstance(error.__cause__, Exception):
+            explanation = _explain(error.__cause__)  # an upload's threads raise it from within another
         if explanation is None:
-            raise
-        raise HubError(f"{what}: {explanation[0]}", hint=explanation[1]) from error
+            if isinstance(error, OSError) and error.errno:
+                raise
+            explanation = (f"the Hub's client failed ({first_line(error)})", _AGAIN)
+        raise HubError(redacted(f"{what}: {explanation[0]}"), hint=explanation[1]) from error
 
 
 def _explain(error: Exception) -> tuple[str, str | None] | None:
@@ -62,20 +93,19 @@ def _explain(error: Exception) -> tuple[str, str | None] | None:
     if isinstance(error, HfHubHTTPError):
         return _explain_status(error)
     if isinstance(error, _transport_error() | ConnectionError | TimeoutError):
-        return f"the Hub could not be reached ({type(error).__name__}: {error})", "check the network, then run it again"
+        return f"the Hub could not be reached ({first_line(error)})", "check the network, then run it again"
     return None
 
 
 def _explain_status(error: HfHubHTTPError) -> tuple[str, str | None]:
     status = error.response.status_code if error.response is not None else 0
     said = f": {error.server_message}" if error.server_message else ""
-    again = "run the command again in a while; it goes on where it stopped"
     if status in (401, 403):
         return f"the Hub refused ({status}{said})", f"{_LOGIN} do this"
     if status == 404:
         return f"not found{said}", "check the name"
     if status == 429:
-        return f"the Hub limits requests (429{said})", again
+        return f"the Hub limits requests (429{said})", _AGAIN
     if status >= 500:
-        return f"the Hub has a fault ({status}{said})", again
+        return f"the Hub has a fault ({status}{said})", _AGAIN
     return f"the Hub answered {status}{said}", None

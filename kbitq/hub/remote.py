@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import HfApi, hf_hub_url, snapshot_download
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
 from kbitq.checkpoint.source.side_files import OTHER_WEIGHTS_SUFFIXES, PICKLE_SUFFIXES
 from kbitq.checkpoint.source.storage import ByteFile, Fingerprint
 from kbitq.errors import CheckpointError
-from kbitq.hub.problems import explained
+from kbitq.hub.problems import HubError, check_token, explained
 from kbitq.hub.repo import Repo
+from kbitq.text_safety import shown
 
 IGNORED_SUFFIXES = tuple(sorted(PICKLE_SUFFIXES | OTHER_WEIGHTS_SUFFIXES))
 """Files that are neither downloaded nor seen in a stream: pickles, and the same weights in other tools' formats."""
@@ -20,6 +23,10 @@ REQUEST_BYTES = 16 << 20
 """Bytes asked for at a time: a cut connection costs at most this much again."""
 
 _RETRIES, _LONGEST_WAIT_SECONDS, _TIMEOUT_SECONDS = 6, 30.0, 60.0
+_LEAST_PROGRESS_BYTES = 1 << 16  # an answer that brings less than this, and less than was asked for, is a failure
+
+
+_DISTRUST = "do not trust this repository"
 
 
 class HubFile:
@@ -32,12 +39,20 @@ class HubFile:
         self._token = token
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        done = 0
+        done = failures = 0
         while done < len(buffer):
             count = min(REQUEST_BYTES, len(buffer) - done)
             data = self._range(offset + done, count)
             buffer[done : done + len(data)] = data
             done += len(data)
+            failures = failures + 1 if len(data) < min(count, _LEAST_PROGRESS_BYTES) else 0
+            if failures > _RETRIES:
+                raise HubError(
+                    f"{self.where}: the server answered {failures} requests in a row with too little, the last one, "
+                    f"for {count:,} bytes, with {len(data):,}",
+                    hint="run it again, which goes on where it stopped, or download the repository",
+                    remedy="stream-short",
+                )
 
     def _range(self, start: int, count: int) -> bytes:
         headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + count - 1}", "Accept-Encoding": "identity"}
@@ -82,18 +97,18 @@ class HubStorage:
 
     def __init__(self, repo: Repo) -> None:
         self.repo, self.where, self.name = repo, str(repo), repo.id.rpartition("/")[2]
+        check_token(needed=False)
         with explained(str(repo)):
             info = HfApi().model_info(repo.id, revision=repo.revision, files_metadata=True)
-        if info.sha is None:
-            raise CheckpointError(f"{repo}: the Hub does not say which commit this is")
-        self.commit: str = info.sha
-        self.label = f"{repo.id}@{info.sha}"
-        self._files: dict[str, tuple[int, str]] = {}
-        for file in info.siblings or []:
-            if file.rfilename.endswith(IGNORED_SUFFIXES):
-                continue
-            digest = file.lfs.sha256 if file.lfs else file.blob_id
-            self._files[_confined(repo, file.rfilename)] = (file.size or 0, digest or self.commit)
+            self.commit = _checked_commit(repo, info.sha)
+            self.label = f"{repo.id}@{self.commit}"
+            self._files: dict[str, tuple[int, str]] = {}
+            for file in info.siblings or []:
+                if file.rfilename.endswith(IGNORED_SUFFIXES):
+                    continue
+                digest = file.lfs.sha256 if file.lfs else file.blob_id
+                name = _confined(repo, file.rfilename)
+                self._files[name] = (_checked_size(repo, name, file.size), str(digest or self.commit))
 
     def names(self) -> list[str]:
         return sorted(self._files)
@@ -108,11 +123,27 @@ class HubStorage:
         return HubFile(self.repo, name, self.commit, size, token)
 
 
+def _checked_commit(repo: Repo, commit: object) -> str:
+    """A commit as the Hub gives it. Raises HubError for what is none."""
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        raise HubError(f"{repo}: the Hub does not say which commit this is", hint=_DISTRUST)
+    return commit
+
+
+def _checked_size(repo: Repo, name: str, size: object) -> int:
+    """The size of a file as the Hub gives it. Raises HubError for what is no size."""
+    if size is None:
+        return 0
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise HubError(f"{repo}/{shown(name)}: the Hub says that its size is {shown(size)}", hint=_DISTRUST)
+    return size
+
+
 def _confined(repo: Repo, name: str) -> str:
     """A file name of a repository. Raises CheckpointError for one that would leave the folder it is written to."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise CheckpointError(f"{repo}: the name {name!r} leaves the folder", hint="do not trust this repository")
+        raise HubError(f"{repo}: the name '{shown(name)}' leaves the folder", hint=_DISTRUST)
     return name
 
 
@@ -126,5 +157,13 @@ def download(repo: Repo) -> Path:
         HubError: it cannot be read, or it is offline and not in the cache.
     """
     ignored = [f"*{suffix}" for suffix in IGNORED_SUFFIXES]
+    check_token(needed=False)
     with explained(str(repo)):
-        return Path(snapshot_download(repo.id, revision=repo.revision, ignore_patterns=ignored))
+        try:
+            snapshot = Path(snapshot_download(repo.id, revision=repo.revision, ignore_patterns=ignored))
+        except HFValidationError:
+            raise
+        except ValueError as error:  # a file name that would leave the cache, among others
+            raise HubError(f"{repo}: the Hub's client refuses it ({shown(error)})", hint=_DISTRUST) from error
+    _checked_commit(repo, snapshot.name)  # the client names the folder by what the Hub said
+    return snapshot

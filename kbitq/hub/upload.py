@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from kbitq.hub.problems import explained
+from kbitq.hub.problems import check_token, explained
 from kbitq.hub.repo import Repo
 
 CARD_FILE = "README.md"
@@ -35,8 +35,9 @@ def push(path: Path, repo: Repo, *, card: str, private: bool = False, pull_reque
         pull_request: open a pull request instead of committing to the branch.
 
     Raises:
-        HubError: the Hub refused or could not be reached.
+        HubError: there is no token that could be sent; the Hub refused or could not be reached.
     """
+    check_token(needed=True)
     api = HfApi()
     message = f"Upload {path.name}, quantized with kbitq"
     with explained(str(repo)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.program import Kbitq
+from helpers.program import Kbitq, Result
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -173,3 +173,86 @@ def test_missing_weights_are_told(packed: Path, text: Path, kbitq: Kbitq) -> Non
     result = kbitq("eval", packed, "--text", text)
     assert result.code == 1
     assert "model.norm.weight" in result.err
+
+
+def check_sentence(result: Result) -> None:
+    """Done, or a sentence; a model of no sense may still be one that runs."""
+    if result.code:
+        assert result.err.startswith("error: "), result
+        assert "internal error" not in result.err
+        assert len(result.err.splitlines()) <= 2
+    assert "Traceback" not in result.err
+
+
+WRONG = ("x", 1e308, 1 << 62, [[]], {"a": 1}, None)
+FIELDS = (
+    "architectures", "model_type", "hidden_size", "vocab_size", "dtype", "eos_token_id", "rope_parameters",
+    "hidden_act", "quantization_config",
+)  # fmt: skip
+OF_QUANTIZATION = (
+    "k", "dtype", "overrides", "shapes", "modules_to_not_convert", "block_size", "scale_format", "format_version",
+    "quant_method", "dtypes",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns of what it finds in the config
+@pytest.mark.parametrize("field", [*FIELDS, *(f"quantization_config.{name}" for name in OF_QUANTIZATION)])
+def test_a_config_of_no_sense(field: str, packed: Path, text: Path, kbitq: Kbitq) -> None:
+    usual = json.loads((packed / "config.json").read_text())
+    for i, value in enumerate(WRONG):
+        config = json.loads(json.dumps(usual))
+        *above, last = field.split(".")
+        (config[above[0]] if above else config)[last] = value
+        (packed / "config.json").write_text(json.dumps(config))
+        if i % 2:
+            check_sentence(kbitq("generate", packed, "x", "--max-tokens", 1))
+        else:
+            check_sentence(kbitq("eval", packed, "--text", text, "--window", 16, "--windows", 1))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"])
+def test_deeply_nested_files(file: str, packed: Path, text: Path, kbitq: Kbitq) -> None:
+    for deep in ("[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, "null", "[]", "5"):
+        (packed / file).write_text(deep)
+        check_sentence(kbitq("generate", packed, "x", "--max-tokens", 1))
+        check_sentence(kbitq("eval", packed, "--text", text, "--window", 16, "--windows", 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([""], "empty"),
+        (["\ud800"], "Unicode"),
+        (["a\udc80"], "Unicode"),
+        (["x", "--seed", 1 << 64], "64 bits"),
+        (["x", "--seed", -(1 << 63) - 1], "64 bits"),
+        (["x", "--temperature", "inf"], "number from 0"),
+        (["x", "--temperature", "1e-308"], "cannot generate"),
+    ],
+)
+def test_prompts_and_seeds_of_no_sense(given: list[object], says: str, packed: Path, kbitq: Kbitq) -> None:
+    result = kbitq("generate", packed, *given, "--max-tokens", 2)
+    assert result.code == 1
+    assert says in result.err
+    check_sentence(result)
+
+
+@pytest.mark.parametrize("seed", [-(1 << 63), -1, (1 << 64) - 1])
+def test_any_seed_of_64_bits(seed: int, packed: Path, kbitq: Kbitq) -> None:
+    assert kbitq("generate", packed, "x", "--seed", seed, "--temperature", 1, "--max-tokens", 2).code == 0
+
+
+def test_a_loss_beyond_float64(packed: Path) -> None:
+    from kbitq.eval.perplexity import evaluate
+
+    class Sure(torch.nn.Module):
+        """Of token 0, and of nothing else."""
+
+        device = torch.device("cpu")
+
+        def forward(self, input_ids: torch.Tensor) -> object:
+            logits = torch.zeros(*input_ids.shape, 4)
+            logits[..., 0] = 1e5
+            return type("Output", (), {"logits": logits})
+
+    assert evaluate(Sure(), torch.ones((2, 8), dtype=torch.int64)).perplexity == float("inf")

@@ -50,6 +50,9 @@ class FakeHub:
         self.lfs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.ranges: list[str] = []
+        self.sizes: dict[str, object] = {}  # by name of the file: what is said instead of the truth
+        self.longest: int | None = None  # bytes that a request for a range is answered with at most
+        self.info: dict[str, object] = {}  # what else of a repository is said otherwise
         self._faults: list[list] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -174,11 +177,12 @@ class _Handler(BaseHTTPRequestHandler):
         for file, data in sorted(files.items()):
             entry: dict = {"rfilename": file}
             if blobs:
-                entry |= {"size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
+                entry |= {"size": self.hub.sizes.get(file, len(data)), "blobId": hashlib.sha1(data).hexdigest()}
                 if len(data) >= LFS_BYTES:
                     entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
             siblings.append(entry)
-        return self._json(200, {"id": name, "modelId": name, "sha": commit_of(files), "siblings": siblings, "tags": []})
+        told = {"id": name, "modelId": name, "sha": commit_of(files), "siblings": siblings, "tags": []}
+        return self._json(200, told | self.hub.info)
 
     def _tree(self, repo: HostedRepo, revision: str) -> None:
         files = repo.at(revision) or {}
@@ -207,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             first, last = asked.removeprefix("bytes=").split("-")
             stop = min(int(last) + 1 if last else len(data), len(data))
             headers["Content-Range"] = f"bytes {first}-{stop - 1}/{len(data)}"
-            data, status = data[int(first) : stop], 206
+            data, status = data[int(first) : stop][: self.hub.longest], 206
         return self._send(status, data, headers)
 
     def _preupload(self, asked: dict) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import torch
 from safetensors.torch import save
 
 from helpers.fake_hub import CUT, FakeHub, HostedRepo
-from kbitq.checkpoint import QuantizeOptions, inspect, plan_quantize, run
+from kbitq.checkpoint import QuantizeOptions, inspect, plan_quantize, run, verify
 from kbitq.checkpoint.passes import journal
 from kbitq.checkpoint.source import memory
 from kbitq.errors import CheckpointError, NonFiniteError
 from kbitq.hub import HubStorage, Repo, download, parse_repo, push, remote
+from kbitq.hub.problems import HubError
 
 CARD = "---\nlicense: mit\nlanguage:\n- en\ntags:\n- tiny\n---\n# Tiny\n"
 
@@ -210,6 +212,78 @@ def test_names_that_leave_the_folder_are_refused(hub: FakeHub, tiny: Repo) -> No
         HubStorage(tiny)
 
 
+@pytest.mark.parametrize("name", ["../evil.json", "/etc/evil.json", "a/../../evil.json", "..", "a\\..\\b", "a\0b"])
+def test_so_a_download_refuses_them(name: str, hub: FakeHub, tiny: Repo) -> None:
+    hub.repos["someone/tiny"].files[name] = b"{}"
+    for read in (HubStorage, download):
+        with pytest.raises(HubError) as caught:
+            read(tiny)
+        assert "do not trust" in (caught.value.hint or "") or "no such file" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["1000", -1, 1.5, True, [1], {"a": 1}, "x\x1b[2J"])
+def test_sizes_that_are_none(size: object, hub: FakeHub, tiny: Repo) -> None:
+    hub.sizes["model.safetensors"] = size
+    with pytest.raises(HubError, match=r"size|client failed"):
+        HubStorage(tiny)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10**6, 1 << 70])
+def test_sizes_that_are_wrong(size: int, hub: FakeHub, tiny: Repo, tmp_path: Path) -> None:
+    hub.sizes["model.safetensors"] = size
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        run(plan_quantize(HubStorage(tiny), tmp_path / "out", QuantizeOptions(k=3)))
+
+
+@pytest.mark.parametrize(
+    "told", [{"sha": None}, {"sha": 5}, {"sha": "../x"}, {"siblings": "x"}, {"siblings": [5]}, {"siblings": [{}]}]
+)
+def test_a_listing_that_makes_no_sense(told: dict[str, object], hub: FakeHub, tiny: Repo) -> None:
+    hub.info = told
+    for read in (HubStorage, download):
+        with pytest.raises(HubError):
+            read(tiny)
+
+
+def test_short_answers_do_not_go_on_for_ever(hub: FakeHub, tiny: Repo, tmp_path: Path) -> None:
+    hub.longest = 1
+    with pytest.raises(HubError, match="requests in a row with too little"):
+        plan_quantize(HubStorage(tiny), tmp_path / "out", QuantizeOptions(k=3))
+    assert len(hub.ranges) <= 20
+
+
+def test_short_answers_that_bring_something_are_enough(
+    hub: FakeHub, tiny: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_LEAST_PROGRESS_BYTES", 1000)
+    hub.longest = 1000
+    run(plan_quantize(HubStorage(tiny), tmp_path / "out", QuantizeOptions(k=3)))
+    hub.longest = None
+    run(plan_quantize(HubStorage(tiny), tmp_path / "usual", QuantizeOptions(k=3)))
+    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "usual")]
+    assert made[0] == made[1]
+
+
+def test_a_run_that_short_answers_ended_goes_on(
+    hub: FakeHub, tiny: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "SPOOL_BYTES", 1)
+    options, calls = QuantizeOptions(k=3, max_memory=1), 0
+
+    def shortened(_: object) -> None:
+        nonlocal calls
+        calls += 1
+        hub.longest = 1 if calls > 3 else None
+
+    with pytest.raises(HubError, match="too little"):
+        run(plan_quantize(HubStorage(tiny), tmp_path / "out", options), shortened)
+    assert (tmp_path / ".out.kbitq-partial" / "journal").stat().st_size
+    hub.longest = None
+    run(plan_quantize(HubStorage(tiny), tmp_path / "out", options))
+    assert verify(tmp_path / "out").problems == []
+
+
 def test_reads_are_cut_into_requests(hub: FakeHub, tiny: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "REQUEST_BYTES", 1000)
     file = HubStorage(tiny).open("model.safetensors")
@@ -261,6 +335,74 @@ def test_an_interrupted_push_goes_on(hub: FakeHub, quantized: Path) -> None:
     push(quantized, Repo("me/tiny"), card="card")
     assert len([r for r in hub.requests if "lfs-put" in r]) == sent, "a file that the Hub has was sent again"
     assert hub.repos["me/tiny"].files["model.safetensors"] == (quantized / "model.safetensors").read_bytes()
+
+
+def test_an_upload_that_fails_for_good_is_said(hub: FakeHub, quantized: Path) -> None:
+    hub.fail("lfs-put", 500, times=1000)
+    with pytest.raises(HubError, match="fault"):
+        push(quantized, Repo("me/tiny"), card="card")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Error while uploading 'x' to the Hub."), KeyError("sha"), AssertionError(), OSError("cut")]
+)
+def test_whatever_the_client_raises_is_said(
+    hub: FakeHub, quantized: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", failing)
+    with pytest.raises(
+        HubError, match=f"the Hub's client failed .*{type(error).__name__ if not error.args else error.args[0]}"
+    ):
+        push(quantized, Repo("me/tiny"), card="card")
+
+
+def test_a_full_disk_stays_a_full_disk(hub: FakeHub, tiny: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(remote, "snapshot_download", full)
+    with pytest.raises(OSError, match="No space left"):
+        download(tiny)
+
+
+@pytest.mark.parametrize("token", ["", "  ", "hf_wrong"])
+def test_an_empty_or_a_wrong_token(
+    token: str, hub: FakeHub, quantized: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(HubError) as caught:
+        push(quantized, Repo("me/tiny"), card="card")
+    assert "token" in str(caught.value) or "refused" in str(caught.value)
+    assert "hf auth login" in (caught.value.hint or "")
+    assert "hf_wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["hf_a b", "hf_\u00e9", "hf_a\nb c", "hf_\udc80", "hf_a\x1b[2J"])
+def test_a_malformed_token_is_neither_sent_nor_shown(
+    token: str, hub: FakeHub, tiny: Repo, quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    before = len(hub.requests)
+    for use in (
+        lambda: push(quantized, Repo("me/tiny"), card="card"),
+        lambda: HubStorage(tiny),
+        lambda: download(tiny),
+    ):
+        with pytest.raises(HubError, match="the token") as caught:
+            use()
+        assert "hf_" not in f"{caught.value}{caught.value.hint}"
+    assert len(hub.requests) == before
+
+
+def test_a_token_that_a_server_repeats_is_not_shown(hub: FakeHub, tiny: Repo) -> None:
+    hub.fail("api/models", 400, times=1000, message=f"bad: Bearer {hub.token}")
+    with pytest.raises(HubError, match="bad: Bearer") as caught:
+        HubStorage(tiny)
+    assert hub.token not in str(caught.value)
 
 
 def test_push_without_a_token_is_refused(hub: FakeHub, quantized: Path) -> None:

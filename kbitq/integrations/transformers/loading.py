@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kbitq.errors import BuildError, CheckpointError, KbitqError
+from kbitq.errors import BuildError, CheckpointError, KbitqError, first_line
 
 
 def resolve_device(device: str) -> str:
@@ -39,11 +39,12 @@ def load_model(folder: str | Path, *, device: str = "auto", dtype: str = "auto")
     info: Any
     try:
         model, info = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)  # type: ignore[misc]
-    except KbitqError:
+    except (KbitqError, MemoryError, torch.OutOfMemoryError):
         raise
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{folder} cannot be loaded as a causal language model: {first}") from error
+    except Exception as error:  # a config.json of no sense makes transformers raise anything
+        fits = "ignore_mismatched_sizes" not in str(error)  # which transformers advises, and which loads random weights
+        why = first_line(error) if fits else "the shapes of its weights are not those that its config.json says"
+        raise CheckpointError(f"{folder} cannot be loaded as a causal language model: {why}") from error
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(f"{folder}: the weights lack {missing[0]}" + _and_more(missing))
     return model.to(target).eval()
@@ -56,7 +57,9 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     try:
         return transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         raise CheckpointError(f"{folder} has no tokenizer that transformers can load") from error
 
 
