@@ -23,6 +23,7 @@ EPILOG = parsing.examples(
     "kbitq inspect model.safetensors --k 2,3,4 --sample",
     "kbitq inspect ./llama-k3 --by role --worst 10 --against ./llama --html report.html",
     "kbitq inspect ./llama-k3 --diff ./llama-3.25bpw",
+    "kbitq inspect ./llama-k3 --diff ./llama-3.25bpw --html compared.html",
 )
 
 
@@ -49,20 +50,19 @@ def command(
     from kbitq.cli.views import inspection
 
     target, source = sources.find(path).place, against and sources.find(against).place
-
+    beside = diff and sources.find(diff).place
     with console.progress("measuring") as progress:
         if html is None:
-            report = checkpoint.inspect(target, against=source, ks=k, sample=sample, progress=progress)
+            reports = [checkpoint.inspect(target, against=source, ks=k, sample=sample, progress=progress)]
+            if beside and reports[0].quantized:
+                reports.append(checkpoint.inspect(beside, against=source, progress=progress))
         else:
             from kbitq.report.html import write_page
 
-            report = write_page(target, html, source, progress, force=force)
+            reports = write_page(target, html, source, progress, diff=beside or None, force=force)
+    report, other = reports[0], reports[1] if len(reports) > 1 else None
     if not report.quantized and (by != "tensor" or worst or histograms or diff):
         raise typer.BadParameter("--by, --worst, --histograms and --diff are for quantized checkpoints.")
-    other = None
-    if diff is not None:
-        with console.progress("measuring") as progress:
-            other = checkpoint.inspect(sources.find(diff).place, against=source, progress=progress)
     if html is not None and talk.quiet and not talk.json:
         console.data(str(html))
         return

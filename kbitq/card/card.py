@@ -66,8 +66,6 @@ def model_card(
     """
     source = base or subject.source
     repository = source.partition("@")[0] if source and is_repository(source) else None
-    if source and out is None and source.endswith(".safetensors"):
-        out = "out"  # a file's default output is a file, and this is a folder
     fields, text = front_matter.split(subject.readme)
     quantized = [t for t in subject.ledger["tensors"] if t["verdict"] == "quantized"]
     parts = [

@@ -28,8 +28,10 @@ def command_of(ledger: Mapping[str, Any], source: str | None = None, out: str | 
     Args:
         ledger: ``quantization_report.json``.
         source: what to quantize, where that is known.
-        out: the output, where the default would not be it.
+        out: the output, where the default would not be it. It is not for a folder made of a file.
     """
+    if out is None and source is not None and source.endswith(".safetensors"):
+        out = "out"
     words = ["kbitq", "quantize", source or UNKNOWN_SOURCE]
     options = ledger.get("options")
     given = dict(options) if isinstance(options, Mapping) else {}

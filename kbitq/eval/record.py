@@ -30,11 +30,15 @@ def read_evaluations(folder: Path) -> list[Row]:
         KbitqError: the file is not what ``save_evaluation`` writes.
     """
     path = folder / EVALUATION_FILE
-    if not path.is_file():
-        return []
-    found = parse_json_object(path.read_bytes(), str(path)).get("evaluations")
+    return parse_evaluations(path.read_bytes(), str(path)) if path.is_file() else []
+
+
+def parse_evaluations(text: bytes, where: str) -> list[Row]:
+    """The results in the text of a file; ``where`` names it. Raises KbitqError as ``read_evaluations`` does."""
+    found = parse_json_object(text, where).get("evaluations")
     if not isinstance(found, list) or not all(map(_is_result, found)):
-        raise KbitqError(f"{path} does not hold results of kbitq eval", hint=f"rm {path}, then kbitq eval --save again")
+        hint = f"remove {where}, and run kbitq eval --save again"
+        raise KbitqError(f"{where} does not hold results of kbitq eval", hint=hint)
     return found
 
 

@@ -1,34 +1,37 @@
-"""One self-contained page about a quantized checkpoint: no network, opens from disk.
+"""One self-contained page about a quantized checkpoint, or two side by side: no network, opens from disk.
 
 The charts are Vega-Lite's, drawn in the browser by the libraries that the package vl-convert-python carries; the page's
-own script draws the table and lets a tensor be chosen. Without ``pip install 'kbitq[html]'`` there is no page.
+own scripts draw the table and open a tensor. Without ``pip install 'kbitq[html]'`` there is no page.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from kbitq.checkpoint.inspection import InspectReport, inspect
 from kbitq.checkpoint.output.extra_output import check_extra_output, write_extra_output
-from kbitq.checkpoint.source.progress import Progress
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
-from kbitq.checkpoint.written.stored import open_quantized
-from kbitq.choose.tensor_names import layer_of, role_of, short_roles
-from kbitq.errors import BuildError, CheckpointError
-from kbitq.format import K_MAX, K_MIN
-from kbitq.report import charts
-from kbitq.report.groups import by_layer, by_role, mean_sqnr_db, worst
+from kbitq.errors import BuildError
+from kbitq.format import DEFAULT_CODEC, K_MAX, K_MIN
+from kbitq.report import charts, curves, facts, tensor_charts
+from kbitq.report.difference import difference
+from kbitq.report.expected import CHANGES, STEPS, expected_db, step_names
+from kbitq.report.groups import mean_sqnr_db
+from kbitq.report.side import Side, Watch, read_side
 from kbitq.report.usage import usage
 from kbitq.text_safety import all_printable
 
 CHOSEN = 200  # tensors with histograms on the page: the worst ones
-Watch = Callable[[Progress], None] | None
+_SCRIPTS = ("draw.js", "tensor.js", "table.js")
+_ROW = ("name", "layer", "shape", "k", "bits_per_weight", "sqnr_db", "expected_db", "off_db", "max_abs_err", "bytes",
+        "codebook", "scale")  # fmt: skip
 
 
 def write_page(
@@ -37,57 +40,73 @@ def write_page(
     against: str | Path | Storage | None = None,
     progress: Watch = None,
     *,
+    diff: str | Path | Storage | None = None,
     force: bool = True,
-) -> InspectReport:
-    """Write the page of a quantized checkpoint to ``out``, and return the inspection that it shows.
+) -> list[InspectReport]:
+    """Write the page of a quantized checkpoint to ``out``.
 
     Args:
         path: a file or folder written by kbitq.
-        out: an HTML file; replaced if it exists, unless it is a part of ``path`` or ``against``.
+        out: an HTML file; replaced if it exists, unless it is a part of what is read.
         against: the source; then errors are measured again, and the page has its weights and what other K would give.
+        progress: called as the work goes on.
+        diff: another quantization of the same source, to stand beside the first.
         force: an ``out`` that exists is replaced.
+
+    Returns:
+        The inspection that the page shows, and that of ``diff``.
 
     Raises:
         BuildError: the libraries are not installed. CheckpointError, FormatError: as in ``inspect``, and where ``out``
-            cannot be written or would touch what is read.
+            cannot be written or would touch what is read, or the two are not of one source.
     """
-    libraries, inputs = _libraries(), [place for place in (path, against) if place is not None]
+    libraries, inputs = _libraries(), [place for place in (path, against, diff) if place is not None]
     check_extra_output(out, inputs, force=force)
-    report = inspect(path, against=against, progress=progress)
-    if not report.quantized:
-        raise CheckpointError(f"{path} is not quantized by kbitq", remedy="quantize", data={"path": path})
-    text = _rendered(page_data(path, report, against, progress), libraries)
+    sides = [read_side("A", path, against, progress)]
+    if diff is not None:
+        sides.append(read_side("B", diff, against, progress))
+    text = _rendered(sides, page_data(sides, against, progress), libraries)
     write_extra_output(out, text, inputs, force=force)
-    return report
+    return [side.report for side in sides]
 
 
-def page_data(
-    path: str | Path | Storage, report: InspectReport, against: str | Path | Storage | None, progress: Watch = None
-) -> dict[str, Any]:
-    """Everything that the page shows, as JSON."""
-    rows = [r for r in report.tensors if r["verdict"] == "quantized"]
-    roles = short_roles(list(dict.fromkeys(role_of(r["name"]) for r in rows)))
-    tensors = [{**r, "role": roles[role_of(r["name"])], "layer": layer_of(r["name"])} for r in rows]
-    opened = open_quantized(path)
-    source = open_source(against) if against is not None else None
-    counted = usage(opened, [r["name"] for r in worst(rows, CHOSEN)], source, progress)
-    uniform = _uniform(against, {r["name"] for r in rows}, progress) if against is not None else []
-    return {
-        "title": opened.checkpoint.storage.name,
-        "totals": report.totals,
-        "tensors": tensors,
-        "kept": [r for r in report.tensors if r["verdict"] != "quantized"],
-        "usage": {name: found.to_json() for name, found in counted.items()},
-        "charts": {
-            "heat": charts.heat(tensors),
-            "roles": charts.roles(by_role(rows)),
-            "layers": charts.layers(by_layer(rows)),
-            "curve": charts.curve(tensors, uniform),
-            "weights": charts.weights(),
-            "indices": charts.indices(),
-            "scales": charts.scales(),
-        },
+def page_data(sides: Sequence[Side], against: str | Path | Storage | None, progress: Watch = None) -> dict[str, Any]:
+    """Everything that the page's scripts show, as JSON."""
+    compared = difference(sides[0].report.tensors, sides[1].report.tensors) if len(sides) > 1 else None
+    names = {row["name"] for side in sides for row in side.rows}
+    uniform = _uniform(against, names, progress) if against is not None else []
+    normal = [(k + 0.25, expected_db(DEFAULT_CODEC, k, "optimal", "mse") or 0.0) for k in range(K_MIN, K_MAX + 1)]
+    placed = {row["name"]: charts.place_of(row) for side in reversed(sides) for row in side.rows}
+    drawn = {
+        "heat": charts.heat(sides[0]) if compared is None else charts.changes(compared, placed),
+        "roles": charts.roles(sides),
+        "layers": charts.layers(sides),
+        "sizes": charts.sizes(sides),
+        "curve": curves.curve(sides, uniform, normal),
+        **{f"budget{side.key}": curves.budget(side) for side in sides},
+        "weights": tensor_charts.weights(),
+        "indices": tensor_charts.indices(),
+        "scales": tensor_charts.scales(),
     }
+    return {
+        "sides": [{"key": side.key, "name": side.name} for side in sides],
+        "rows": {side.key: {row["name"]: {key: row[key] for key in _ROW} for row in side.rows} for side in sides},
+        "compared": compared and [row for row in compared if row["name"] in names],
+        "usage": _usage(sides, against, progress),
+        "charts": {name: spec for name, spec in drawn.items() if spec is not None},
+    }
+
+
+def _usage(sides: Sequence[Side], against: str | Path | Storage | None, progress: Watch) -> dict[str, dict[str, Any]]:
+    """Histograms of the worst tensors, by name and checkpoint."""
+    source = open_source(against) if against is not None else None
+    chosen = charts.worst_names(sides, CHOSEN)
+    found: dict[str, dict[str, Any]] = {}
+    for side in sides:
+        here = [name for name in chosen if name in side.opened.tensors]
+        for name, counted in usage(side.opened, here, source, progress).items():
+            found.setdefault(name, {})[side.key] = counted.to_json()
+    return found
 
 
 def _uniform(source: str | Path | Storage, names: set[str], progress: Watch) -> list[tuple[float, float]]:
@@ -115,25 +134,40 @@ def _libraries() -> tuple[Any, str]:
     return jinja2, bundle(vl_version=charts.VEGA_LITE)
 
 
-def _rendered(data: dict[str, Any], libraries: tuple[Any, str]) -> str:
+def _rendered(sides: Sequence[Side], data: dict[str, Any], libraries: tuple[Any, str]) -> str:
     jinja2, script = libraries
-    data = all_printable(data)
     folder = resources.files("kbitq.report") / "page"
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *_SCRIPTS)}
     template = jinja2.Environment(autoescape=True).from_string(parts["page.html"])
-    totals = data["totals"]
+    safe = jinja2.utils.markupsafe.Markup
+    words = all_printable({
+        "title": " and ".join(side.name for side in sides),
+        "sides": [{"key": side.key, "name": side.name, "origin": facts.origin(side)} for side in sides],
+        "facts": facts.facts(sides[0]),
+        "compared": facts.compared_facts(*sides) if len(sides) > 1 else None,
+        "evaluations": facts.evaluations(sides),
+        "kept": facts.kept(sides[0]),
+    })  # fmt: skip
     return str(
         template.render(
-            title=data["title"],
-            how=_how(data["tensors"]),
-            facts=_facts(totals),
-            kept=_kept(data["kept"]),
-            css=jinja2.utils.markupsafe.Markup(parts["page.css"]),
-            libraries=jinja2.utils.markupsafe.Markup(_inline(script)),
-            script=jinja2.utils.markupsafe.Markup(_inline(parts["page.js"])),
-            data=jinja2.utils.markupsafe.Markup(_json(data)),
+            **words,
+            evaluation_head=facts.EVALUATION_HEAD,
+            mixed=any(len({row["k"] for row in side.rows}) > 1 for side in sides),
+            steps=_legend(CHANGES if len(sides) > 1 else STEPS),
+            charts=data["charts"],
+            css=safe(parts["page.css"]),
+            libraries=safe(_inline(script)),
+            scripts=safe(_inline("\n".join(parts[name] for name in _SCRIPTS))),
+            data=safe(_json(all_printable(data))),
         )
     )
+
+
+def _legend(limits: tuple[float, ...]) -> list[tuple[str, str]]:
+    """The colours of the map and what they mean, from the lowest."""
+    bounds = [f"{limit:+g}".replace("-", "\N{MINUS SIGN}") for limit in limits]
+    texts = [f"below {bounds[0]}", *(f"{a} to {b}" for a, b in pairwise(bounds)), f"above {bounds[-1]}"]
+    return list(zip(step_names(limits), texts, strict=True))
 
 
 def _inline(script: str) -> str:
@@ -153,44 +187,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _how(rows: Sequence[dict[str, Any]]) -> str:
-    """In a line, how it was quantized."""
-    said = {what: ", ".join(map(str, sorted({r[what] for r in rows}))) for what in ("k", "codebook", "scale")}
-    return f"{len(rows)} tensors quantized by kbitq: K {said['k']}, codebook {said['codebook']}, scale {said['scale']}"
-
-
-def _facts(totals: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Value, unit and label of the numbers at the top."""
-    measured = totals["sqnr_db"] is not None
-    decibels = totals["sqnr_db"] if measured else totals["mean_sqnr_db"]
-    found = [
-        (f"{totals['bits_per_weight']:.2f}", "bits", "per quantized weight"),
-        (
-            "-" if decibels is None else f"{decibels:.2f}",
-            "dB",
-            "SQNR over all of them" if measured else "mean SQNR of the tensors",
-        ),
-        (*_size(totals["bytes"]), "all tensors"),
-        (f"{100 * totals['coverage']:.1f}", "%", "of the parameters quantized"),
-    ]
-    if totals["compression"]:
-        found.append((f"{totals['compression']:.2f}", "times", "smaller than the source"))
-    return found
-
-
-def _size(count: float) -> tuple[str, str]:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return (f"{count:.3g}", unit)
-        count /= 1000
-    return (f"{count:.3g}", "TB")
-
-
-def _kept(rows: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
-    """Reasons to keep tensors, and how many there are for each."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["reason"] or "not said"] = counts.get(row["reason"] or "not said", 0) + 1
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -42,6 +42,10 @@ class Browser:
     def open(self, page: Path) -> None:
         """Open a file and wait until its charts are drawn."""
         self._call("POST", "/url", {"url": page.as_uri()})
+        self.ready()
+
+    def ready(self) -> None:
+        """Wait until the page's charts are drawn."""
         deadline = time.monotonic() + PATIENCE
         while not self.run("return document.documentElement.dataset.ready === 'true'"):
             assert time.monotonic() < deadline, f"the page is not ready: {self.console()}"
@@ -53,6 +57,11 @@ class Browser:
 
     def console(self) -> list[str]:
         return [f"{e['level']}: {e['message']}" for e in self._call("POST", "/se/log", {"type": "browser"})]
+
+    def resize(self, width: int, height: int) -> None:
+        """The size of what a page is drawn on, smaller than a window can be if need be."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self._call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
 
     def screenshot(self, width: int, height: int) -> bytes:
         """A PNG."""

@@ -44,8 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "card", "choose", "codecs", "format", "ops", "quantized",
     },
     "report": {
-        "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.written", "choose", "codecs", "format",
-        "ops",
+        "card", "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.written",
+        "choose", "codecs", "eval", "format", "ops", "quantized",
     },
     "hub": {"checkpoint.source", "format"},  # it gives checkpoint a Storage
     "integrations": {"format", "nn"},
