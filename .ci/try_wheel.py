@@ -1,6 +1,6 @@
 """Is the installed kbitq a whole one? Run by the Python it is installed for, from a folder without the sources.
 
-    python try_wheel.py [--cuda]    --cuda: the CUDA code must be in it (no GPU is needed)
+python try_wheel.py [--cuda]    --cuda: the CUDA code must be in it (no GPU is needed)
 """
 
 import importlib.metadata
