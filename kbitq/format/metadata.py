@@ -27,6 +27,8 @@ QUANT_METHOD = "kbitq"
 SCALE_FORMAT = "e4m4"
 METADATA_KEY = "kbitq"  # of a shard's __metadata__
 CONFIG_FILE, CONFIG_KEY = "config.json", "quantization_config"
+GUARD_KEY = "transformers_weights"  # of a config.json: names the file of the weights, and stops transformers if none
+GUARD_SENTENCE = "the weights are packed by kbitq: run `pip install kbitq`, and `import kbitq` before loading them"
 STATISTIC_WIDTH = 16  # characters reserved for each statistic in a header
 
 
@@ -194,6 +196,26 @@ def most_common(values: Iterable[Any]) -> Any:
     """The value that occurs most often; the smallest of those on a tie."""
     counts = Counter(values)
     return min(counts, key=lambda v: (-counts[v], v))
+
+
+def guarded_config(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """A quantized folder's config.json: the source's with ``quantization``, guarded (docs/format.md, "The guard")."""
+    own = {GUARD_KEY: config[GUARD_KEY]} if GUARD_KEY in config else {}
+    return {**config, CONFIG_KEY: {**quantization, **own}, GUARD_KEY: GUARD_SENTENCE}
+
+
+def unguarded_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as a reader takes it: without the guard, and with the file name that it took the place of."""
+    entry, quantization = config.get(GUARD_KEY), config.get(CONFIG_KEY)
+    if not is_guard(entry) or not isinstance(quantization, dict):
+        return dict(config)
+    own = {GUARD_KEY: quantization[GUARD_KEY]} if GUARD_KEY in quantization else {}
+    return {**{key: value for key, value in config.items() if key != GUARD_KEY}, **own}
+
+
+def is_guard(entry: Any) -> bool:
+    """Whether an entry under ``GUARD_KEY`` is there to stop loaders: it names no file that they would take."""
+    return isinstance(entry, str) and not entry.endswith((".safetensors", ".safetensors.index.json"))
 
 
 def parse_quantization_config(raw: Any, where: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from kbitq.errors import (
     OutputExistsError,
     SelectionError,
 )
+from kbitq.format import GUARD_SENTENCE
 
 Quantize = Callable[..., RunReport]
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F32"}
@@ -129,6 +130,7 @@ def test_config_guard_and_small_files(folder: Path, tmp_path: Path, quantize: Qu
             "model.layers.1.wide.weight": "F64",
         },
     }  # fmt: skip
+    assert config["transformers_weights"] == GUARD_SENTENCE
     _, header, _ = read_header(tmp_path / "out" / "model.safetensors")
     assert (
         header["model.layers.0.mlp.down_proj.weight"]["shape"] == [0]

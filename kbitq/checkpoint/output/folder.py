@@ -15,7 +15,7 @@ from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.side_files import CARD_FILE, NOT_SUMMED, SUMS_FILE
 from kbitq.checkpoint.source.storage import read_all
 from kbitq.checkpoint.source.tile_reader import TileReader
-from kbitq.format import CONFIG_KEY
+from kbitq.format import CONFIG_KEY, unguarded_config
 
 
 def copy_tensor(
@@ -74,8 +74,8 @@ def json_text(value: Any) -> bytes:
 
 
 def without_quantization(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json without ``quantization_config``, at its top and in the parts of a composite model."""
-    parts = {key: value for key, value in (config or {}).items() if key != CONFIG_KEY}
+    """A config.json without ``quantization_config``, at its top and in the parts of a composite model, nor guard."""
+    parts = {key: value for key, value in unguarded_config(config or {}).items() if key != CONFIG_KEY}
     for key, value in parts.items():
         if isinstance(value, dict) and key.endswith("_config") and CONFIG_KEY in value:
             parts[key] = {k: v for k, v in value.items() if k != CONFIG_KEY}

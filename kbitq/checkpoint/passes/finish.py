@@ -21,8 +21,8 @@ from kbitq.checkpoint.plan.totals import LedgerRow
 from kbitq.checkpoint.source.side_files import CARD_FILE, RECIPE_FILE, REPORT_FILE
 from kbitq.format import (
     CONFIG_FILE,
-    CONFIG_KEY,
     build_quantization_config,
+    guarded_config,
     is_fused_experts,
     module_name,
     stored_dtype,
@@ -39,7 +39,7 @@ def finish_folder(
     if (recipe := recipe_of(plan)) is not None:
         staging.write_file(RECIPE_FILE, recipe.encode())
     write_index(plan.shards, plan.stem, staging)
-    config = {**without_quantization(plan.checkpoint.config), CONFIG_KEY: _quantization_config(plan)}
+    config = guarded_config(without_quantization(plan.checkpoint.config), _quantization_config(plan))
     staging.write_file(CONFIG_FILE, json_text(config))
     source, readme = plan.checkpoint.storage.label, read_readme(plan.checkpoint)
     card = model_card(Subject(ledger, source, plan.checkpoint.config, plan.checkpoint.carried, readme=readme))

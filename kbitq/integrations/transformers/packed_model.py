@@ -14,6 +14,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from kbitq.codecs.base import part_names
+from kbitq.integrations.transformers.saving import guard_config_file
 from kbitq.nn import KbitEmbedding, KbitExperts
 from kbitq.nn.packed import PackedModule
 
@@ -54,6 +55,16 @@ class PackedModel:
                     continue
                 count += sizes.get(name, parameter.numel())
         return count
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of the ordinary model, with the guard in config.json."""
+        saved = super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        guard_config_file(save_directory)
+        return saved
+
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        guard_config_file(working_dir)  # ``push_to_hub=True`` uploads while it saves
+        return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
     def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
         """transformers' own way to PEFT, for packed layers too."""

@@ -57,16 +57,22 @@ class KbitqHfQuantizer(HfQuantizer):
         return dtype
 
     def update_attn_implementation(self, config: Any) -> Any:
-        return self._with_dtype(config)
+        return self._as_read(config)
 
     def update_tp_plan(self, config: Any) -> Any:  # transformers 5.17 has this one and not the one above
-        return self._with_dtype(config)
+        return self._as_read(config)
 
-    def _with_dtype(self, config: Any) -> Any:
-        """Where a folder's config has no dtype, transformers would take that of the float32 codebooks."""
-        stored = DTYPES.get(self.quantization_config.stored.get("dtype", ""))
-        if getattr(config, "dtype", None) is None and stored is not None:
-            config.dtype = stored
+    def _as_read(self, config: Any) -> Any:
+        """Without the guard that stops others. Where a folder's config has no dtype, transformers would take that of
+        the float32 codebooks."""
+        stored = self.quantization_config.stored
+        dtype = DTYPES.get(stored.get("dtype", ""))
+        if getattr(config, "dtype", None) is None and dtype is not None:
+            config.dtype = dtype
+        if fmt.is_guard(getattr(config, fmt.GUARD_KEY, None)):
+            delattr(config, fmt.GUARD_KEY)
+            if fmt.GUARD_KEY in stored:
+                setattr(config, fmt.GUARD_KEY, stored[fmt.GUARD_KEY])
         return config
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:

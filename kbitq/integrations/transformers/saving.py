@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,6 +93,23 @@ def state_for_transformers(model: Any, config: Any) -> tuple[dict[str, Tensor], 
         inside = next((n.removesuffix(fmt.PACKED_SUFFIX) for n, t in origin.items() if t is packed), guard)
         state[inside] = torch.empty(fmt.GUARD_SHAPE)
     return state, {fmt.METADATA_KEY: meta.to_json()}
+
+
+def guard_config_file(folder: str | os.PathLike[str], weights: str | None = None) -> None:
+    """Put the guard into the config.json of a folder with packed weights, where transformers wrote it.
+
+    Args:
+        folder: without a config.json, or with that of another model, it is left as it is.
+        weights: file of the weights, if it has not the usual name.
+    """
+    path = Path(folder) / fmt.CONFIG_FILE
+    config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    quantization = config.get(fmt.CONFIG_KEY) or {}
+    if quantization.get("quant_method") != fmt.QUANT_METHOD or "format_version" not in quantization:
+        return
+    ordinary = {**fmt.unguarded_config(config), **({fmt.GUARD_KEY: weights} if weights is not None else {})}
+    made = fmt.guarded_config(ordinary, quantization)
+    path.write_text(json.dumps(made, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def describe_files(model: nn.Module, files: Mapping[str, Tensor]) -> fmt.ShardMeta:
@@ -241,10 +259,12 @@ def _save_config(model: Any, folder: Path, config: dict[str, Any]) -> None:
     made = before if isinstance(before, KbitqConfig) else KbitqConfig()
     made.update_stored(config)
     model.config.quantization_config = made
+    weights = getattr(model.config, fmt.GUARD_KEY, None)  # saving takes it away
     try:
         model.config.save_pretrained(folder)
     finally:
         if before is None:
             del model.config.quantization_config
+    guard_config_file(folder, weights if weights is not None and (folder / weights).is_file() else None)
     if model.can_generate() and getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
