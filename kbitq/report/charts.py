@@ -52,7 +52,7 @@ def heat(side: Side) -> Spec:
     return _map(cells, shown, STEPS)
 
 
-def changes(rows: Sequence[Row], placed: Mapping[str, tuple[str, str]]) -> Spec:
+def changes(rows: Sequence[Mapping[str, Any]], placed: Mapping[str, tuple[str, str]]) -> Spec:
     """By layer and role, how much SQNR the second checkpoint gains; K of both in each cell where they differ.
 
     ``placed`` is role and layer of each tensor by its name.
@@ -60,7 +60,7 @@ def changes(rows: Sequence[Row], placed: Mapping[str, tuple[str, str]]) -> Spec:
     members: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row["name"] in placed:
-            members[placed[row["name"]]].append(row)
+            members[placed[row["name"]]].append(dict(row))
     cells = []
     for (role, layer), group in members.items():
         lowest = min(group, key=lambda r: (r["more_db"] is None, r["more_db"] or 0.0))
@@ -156,7 +156,7 @@ _SPREAD_TIPS = tips(
 )
 
 
-def _spread(side: Side, group: Row, kind: str) -> Row:
+def _spread(side: Side, group: Mapping[str, Any], kind: str) -> Row:
     """A group of tensors as a mark: mean, worst and best SQNR, and the rest as text."""
     of = side.rows if kind == "layer" else None
     members = [r for r in of or side.rows if _belongs(r, group["group"], kind)]

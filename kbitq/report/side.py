@@ -62,8 +62,8 @@ def read_side(
     """Inspect a quantized checkpoint and read what lies beside its weights. Raises as ``inspect`` does."""
     opened = open_quantized(path)  # raises where it is not quantized
     report = inspect(path, against=against, progress=progress)
-    rows = [row for row in report.tensors if row["verdict"] == "quantized"]
-    kept = [row for row in report.tensors if row["verdict"] != "quantized"]
+    rows: list[Row] = [dict(row) for row in report.tensors if row["verdict"] == "quantized"]
+    kept: list[Row] = [dict(row) for row in report.tensors if row["verdict"] != "quantized"]
     side = Side(key, opened.checkpoint.storage.name, report, opened, _placed(rows, opened), kept)
     _read_files(side, opened.checkpoint.storage)
     return side

@@ -189,7 +189,11 @@ class TestLinear:
         """The plans for other cards' shared memory, without clusters; on the oldest, weights are decoded instead."""
         run = subprocess.run(
             [sys.executable, "-c", SMALLER],
-            env={**os.environ, "KBITQ_TEST_CARD": card, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={
+                **os.environ,
+                "KBITQ_TEST_CARD": card,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+            },
             capture_output=True,
             text=True,
         )
