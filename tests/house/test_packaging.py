@@ -62,7 +62,7 @@ def test_runtime_dependencies_are_the_promised_ones() -> None:
         if "extra ==" not in line
     }
     # tomli on Python 3.10 only, which has no tomllib of its own.
-    assert required - {"tomli"} == {"torch", "safetensors", "numpy", "typer", "rich", "huggingface-hub"}
+    assert required - {"tomli"} == {"torch", "safetensors", "numpy", "typer", "rich", "huggingface-hub", "pyyaml"}
 
 
 def test_documents_link_to_files_that_exist() -> None:

@@ -216,7 +216,7 @@ def test_config_object() -> None:
     again = kbitq.KbitqConfig.from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
     assert json.loads(config.to_json_string())["k"] == 3
-    with pytest.raises(kbitq.KbitqError, match="K = 9"):
+    with pytest.raises(kbitq.KbitqError, match="not 9"):
         kbitq.KbitqConfig(k=9)
 
 
