@@ -24,6 +24,7 @@ _ROLE_AXIS = {"labelLimit": 200, "ticks": False, "domain": False}
 
 
 def chart(**parts: Any) -> Spec:
+    """A Vega-Lite specification as wide as its place."""
     return {"$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE[0]}.json", "width": "container", **parts}
 
 

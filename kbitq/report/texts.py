@@ -15,6 +15,7 @@ def decibels(row: Row) -> str:
 
 
 def signed_decibels(value: float | None) -> str:
+    """A difference in dB, with its sign."""
     return "-" if value is None else f"{value:+.2f} dB"
 
 

@@ -25,9 +25,10 @@ def recipe(case: str) -> tuple[np.ndarray, int, str, str, np.ndarray | None]:
 
 def compare(case: str, packed: np.ndarray, absmax: np.ndarray, codebook: np.ndarray) -> None:
     for part, got in (("packed", packed), ("absmax", absmax), ("codebook", codebook)):
-        if f"{case}.{part}" in GOLDEN:
-            want = GOLDEN[f"{case}.{part}"]
-            assert got.dtype == want.dtype and got.tobytes() == want.tobytes(), part
+        if part == "codebook" and (got.size > 16 or case.endswith(".importance")):
+            continue  # levels times 2^x, as those of smaller K: make_codec.py leaves them out
+        want = GOLDEN[f"{case}.{part}"]
+        assert got.dtype == want.dtype and got.tobytes() == want.tobytes(), part
 
 
 @pytest.mark.parametrize("case", CASES)

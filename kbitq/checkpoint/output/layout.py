@@ -84,6 +84,7 @@ def shard_name(stem: str, index: int, count: int) -> str:
 
 
 def index_name(stem: str) -> str:
+    """The file that says which shard has a tensor, of the shards named ``stem-00001-of-...``."""
     return stem + INDEX_SUFFIX
 
 

@@ -59,6 +59,7 @@ def is_device(text: str) -> bool:
 
 
 def check_options(options: QuantizeOptions) -> None:
+    """Raises SelectionError for a value that an option does not take."""
     for name, allowed in (
         ("scale", SCALE_RULES),
         ("on_nonfinite", ("error", "keep")),

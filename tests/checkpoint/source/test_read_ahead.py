@@ -42,5 +42,6 @@ def test_a_source_that_is_gone_is_left_to_the_run(folder: Path) -> None:
     plan = plan_quantize(folder, None, QuantizeOptions(k=3))
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    with ReadAhead(plan.checkpoint):
-        pass
+    with ReadAhead(plan.checkpoint) as ahead:
+        ahead._thread.join(10)
+        assert not ahead._thread.is_alive()  # and pytest would report an exception that the thread ended with

@@ -1,0 +1,92 @@
+"""The rules of CONTRIBUTING.md that a machine can check: sizes of files, docstrings, documents that name everything."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(
+    path
+    for folder in ("kbitq", "cli", "csrc", "tests", "benchmarks", "examples")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".h", ".cuh", ".cpp", ".cu", ".js", ".css")
+)
+MODULES = [p for p in SOURCES if p.suffix == ".py" and p.relative_to(ROOT).parts[0] in ("kbitq", "cli")]
+
+# Files over 400 lines. The list may only shrink.
+TOO_LONG = {
+    "tests/checkpoint/passes/test_resume.py",
+    "tests/checkpoint/test_quantization.py",
+    "tests/hub/test_hub.py",
+    "tests/integrations/test_transformers_load.py",
+}
+
+# Public functions and classes without a docstring, as file:name. The list may only shrink.
+SILENT: set[str] = set()
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_files_stay_under_400_lines() -> None:
+    long = {relative(path) for path in SOURCES if len(path.read_text().splitlines()) >= 400}
+    assert long == TOO_LONG
+
+
+def silent(path: Path) -> list[str]:
+    """Public functions and classes of a file that say nothing."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    public = [n for n in ast.parse(path.read_text()).body if isinstance(n, kinds) and not n.name.startswith("_")]
+    return [f"{relative(path)}:{node.name}" for node in public if ast.get_docstring(node) is None]
+
+
+def test_public_functions_have_docstrings() -> None:
+    assert {name for path in MODULES if path.name != "_C.pyi" for name in silent(path)} == SILENT
+
+
+def test_the_check_of_docstrings_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    (tmp_path / "a.py").write_text('def f(): pass\ndef _g(): pass\ndef h():\n    "H."\nclass C: pass\n')
+    assert silent(tmp_path / "a.py") == ["a.py:f", "a.py:C"]
+
+
+def test_every_module_is_named_in_the_map() -> None:
+    """docs/design.md: a folder's __init__ is named by the folder, the others by their stem."""
+    words = set(re.findall(r"[\w.]+", (ROOT / "docs/design.md").read_text()))
+    names = {(path.parent.name if path.stem == "__init__" else path.stem): relative(path) for path in MODULES}
+    assert {file for name, file in names.items() if name not in words and f"{name}.py" not in words} == set()
+
+
+def test_every_option_is_in_docs_cli() -> None:
+    from kbitq.cli.main import app
+
+    page = (ROOT / "docs/cli.md").read_text()
+    missing = []
+    for command, made in typer.main.get_command(app).commands.items():
+        assert f"kbitq {command}" in page, command
+        for parameter in made.params:
+            flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag.startswith("-")]
+            if flags and not any(re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", page) for flag in flags):
+                missing.append(f"{command} {flags[0]}")
+    assert missing == []
+
+
+def test_every_variable_of_the_environment_is_documented() -> None:
+    """KBITQ_...: in CONTRIBUTING.md or docs/, wherever it is read."""
+    pages = "".join(p.read_text() for p in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+    read = {name for path in MODULES for name in re.findall(r'environ[^\n]*"(KBITQ_\w+)"', path.read_text())}
+    assert {name for name in read if name not in pages} == set()
+
+
+def test_docstrings_of_the_face_name_their_arguments() -> None:
+    import kbitq
+
+    for name in ("quantize", "load_file", "save_file"):
+        function = getattr(kbitq, name)
+        told = inspect.getdoc(function) or ""
+        assert [a for a in inspect.signature(function).parameters if a not in told] == [], name
