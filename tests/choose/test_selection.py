@@ -86,7 +86,7 @@ def test_embeddings_may_be_quantized() -> None:
 @pytest.mark.parametrize("option", ["include", "exclude", "only"])
 def test_a_pattern_that_matches_nothing(option: str) -> None:
     selection = Selection(3, **{option: ("*", "*.dwon_proj.*")})
-    with pytest.raises(SelectionError, match=rf"--{option} '\*\.dwon_proj\.\*' matches no tensor"):
+    with pytest.raises(SelectionError, match=rf"{option} '\*\.dwon_proj\.\*' matches no tensor"):
         selection.check_patterns(["model.layers.0.down_proj.weight"])
 
 
