@@ -35,13 +35,16 @@ class Console:
     def reset(self) -> None:
         """Back to the state in which the program starts. No name or path, however odd, may break a print."""
         self.wants_json = self.quiet = self.debug = False
+        self.unfinished: str | None = None
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
 
-    def begin(self, *, json: bool = False, quiet: bool = False, debug: bool = False) -> None:
-        """Take over the options of the command that runs."""
-        self.wants_json, self.quiet, self.debug = json, quiet, debug
+    def begin(
+        self, *, json: bool = False, quiet: bool = False, debug: bool = False, unfinished: str | None = None
+    ) -> None:
+        """Take over the options of the command that runs. ``unfinished``: what is said if it is interrupted."""
+        self.wants_json, self.quiet, self.debug, self.unfinished = json, quiet, debug, unfinished
         if quiet or not sys.stderr.isatty():
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the Hub's client reads it when it is imported
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from kbitq.cli.console import console
 from kbitq.errors import KbitqError
 
-_AGAIN = "nothing is under the final name yet; run again, the same quantize goes on from where it was"
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 
 _BY_ERRNO = {
@@ -62,6 +61,15 @@ _REMEDIES = {
 """What to do, by the name that an error of the library gives it (its own hint names arguments of Python)."""
 
 
+_BITS = "Here it is --k N (bits of an index, 2 to 8), or --bpw X for X bits per weight on average."
+_CALLED_HERE = {
+    **dict.fromkeys(("--bits", "--bit", "--nbits", "--wbits", "--w-bits", "--w_bit", "-b"), _BITS),
+    **dict.fromkeys(("--out", "--out-dir", "--output-dir", "--outfile"), "Here it is -o OUT."),
+    **dict.fromkeys(("--group-size", "--group_size", "--groupsize", "-g"), "A scale is always for 32 weights."),
+}
+"""Options of other quantizers, and what they are called here."""
+
+
 class Terminated(BaseException):
     """SIGTERM, as an exception: like Ctrl-C it must run everything that cleans up."""
 
@@ -82,9 +90,9 @@ class Explanation(NamedTuple):
 def explain(error: BaseException) -> Explanation:
     """The sentence, the hint and the exit code for any exception."""
     if isinstance(error, KeyboardInterrupt):
-        return Explanation("interrupted", _AGAIN, INTERRUPTED)
+        return Explanation("interrupted", console.unfinished, INTERRUPTED)
     if isinstance(error, Terminated):
-        return Explanation("interrupted by SIGTERM", _AGAIN, TERMINATED)
+        return Explanation("interrupted by SIGTERM", console.unfinished, TERMINATED)
     if is_usage_error(error):
         return _usage(error)
     if isinstance(error, KbitqError):
@@ -137,6 +145,9 @@ def _usage(error: Any) -> Explanation:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "kbitq"
     sentence = error.format_message().replace("Value error, ", "")  # the validator's label says nothing to a reader
+    called = _CALLED_HERE.get(getattr(error, "option_name", None) or "")
+    if called is not None:
+        sentence = f"No such option: {error.option_name}. {called}"
     return Explanation(sentence, f"{command} --help shows every option", error.exit_code)
 
 

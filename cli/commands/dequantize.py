@@ -26,7 +26,7 @@ def command(
 
     Names and shapes are those of the source, and so are the dtypes unless --dtype is given.
     """
-    console.begin(**vars(talk))
+    console.begin(**vars(talk), unfinished="nothing is under the final name")
     from kbitq.checkpoint import dequantize_checkpoint
     from kbitq.cli import sources
     from kbitq.cli.views import summary

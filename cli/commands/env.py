@@ -15,17 +15,19 @@ from kbitq.cli.options import parsing, printing
 from kbitq.errors import BuildError
 
 EPILOG = parsing.examples("kbitq env", "kbitq env --json")
-_PACKAGES = ("torch", "safetensors", "numpy", "huggingface_hub", "typer", "rich")
+_PACKAGES = ("torch", "safetensors", "numpy", "huggingface_hub", "transformers", "peft", "typer", "rich")
 
 
 def command(json: printing.Json = False, debug: printing.Debug = False) -> None:
     """Show versions, the instruction set in use, whether CUDA is built in, and the devices: for a bug report."""
     console.begin(json=json, debug=debug)
+    from kbitq.cli.views import environment
+
     facts = gather()
     if json:
         console.object(facts)
     else:
-        for line in _lines(facts):
+        for line in environment.lines(facts):
             console.data(line)
 
 
@@ -97,32 +99,3 @@ def _cpu_model() -> str:
             return next(names, platform.machine())
     except OSError:
         return platform.machine()
-
-
-def _lines(facts: dict[str, Any]) -> list[str]:
-    core, torch, nvidia = facts["core"], facts["torch"], facts["nvidia"]
-    rows = [
-        ("kbitq", facts["kbitq"]),
-        ("python", facts["python"]),
-        ("platform", facts["platform"]),
-        ("cpu", f"{facts['cpu']['model']}, {facts['cpu']['cores']} cores usable"),
-        *((name, version or "not installed") for name, version in facts["packages"].items()),
-    ]
-    if core["loaded"]:
-        rows += [
-            ("SIMD level", f"{core['simd']} (available: {', '.join(core['simd_available'])})"),
-            ("CUDA in kbitq", f"{'yes' if core['cuda'] else 'no'}: {core['cuda_status']}"),
-        ]
-    else:
-        rows.append(("compiled core", f"missing: {core['reason']}"))
-    if torch["loaded"]:
-        devices = ", ".join(torch["devices"]) or "no CUDA device"
-        rows += [("threads", str(torch["threads"])), ("CUDA in torch", f"{torch['cuda'] or 'no'}; {devices}")]
-    else:
-        rows.append(("torch", f"does not load: {torch['reason']}"))
-    rows.append(("NVIDIA driver", nvidia["driver"] or f"none ({nvidia['reason']})"))
-    rows += [
-        ("GPU", f"{gpu['name']}, {gpu['memory']}, sm_{gpu['compute_capability'].replace('.', '')}")
-        for gpu in nvidia["gpus"]
-    ]
-    return [f"{label:<16}{value}" for label, value in rows]

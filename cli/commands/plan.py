@@ -26,6 +26,6 @@ def command(context: typer.Context, request: Request, talk: Printing) -> None:
 
     options = options_of(request, context)
     found = sources.find(request.source, stream=request.stream)
-    plan = finished(checkpoint.plan_quantize(found.place, request.output, options), request.write_recipe)
+    plan = finished(checkpoint.plan_quantize(found.place, request.output, options, dry=True), request.write_recipe)
     write_recipe(plan, request.write_recipe)
     planning.show(plan)

@@ -26,6 +26,8 @@ EPILOG = parsing.examples(
     "kbitq quantize model.safetensors --k 2 --only 're:.*\\.mlp\\..*' --dry-run",
 )
 
+_UNFINISHED = "nothing is under the final name yet; run again, the same quantize goes on from where it was"
+
 
 @dataclass(frozen=True)
 class Publishing:
@@ -42,13 +44,15 @@ def command(context: typer.Context, request: Request, publishing: Publishing, ta
 
     Norms, biases, embeddings, output heads and routers are kept as they are; every tensor gets a verdict and a reason.
     """
-    console.begin(**vars(talk))
+    console.begin(**vars(talk), unfinished=_UNFINISHED)
     from kbitq import checkpoint
     from kbitq.cli import sources
 
-    options, target = options_of(request, context), _repository(publishing.push)
+    options, target = options_of(request, context), _repository(publishing)
     found = sources.find(request.source, stream=request.stream)
-    plan = finished(checkpoint.plan_quantize(found.place, request.output, options), request.write_recipe)
+    plan = finished(
+        checkpoint.plan_quantize(found.place, request.output, options, dry=publishing.dry_run), request.write_recipe
+    )
     if publishing.dry_run:
         from kbitq.cli.views import planning
 
@@ -79,10 +83,13 @@ def _carry_out(plan: Plan) -> Path:
     return report.out
 
 
-def _repository(push: str | None) -> Repo | None:
-    """Where to publish: found out before the work, since a misspelt name should not come to light after it."""
-    if push is None:
+def _repository(publishing: Publishing) -> Repo | None:
+    """Where to publish. A misspelt name or a token that is missing should come to light before the work."""
+    if publishing.push is None:
         return None
     from kbitq.cli import publish
 
-    return publish.target(push)
+    target = publish.target(publishing.push)
+    if not publishing.dry_run:
+        publish.hub.require_token(f"publishing at {target.id}")
+    return target

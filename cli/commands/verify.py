@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.errors import FAILED
 from kbitq.cli.options import arguments, checking, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
@@ -38,6 +37,7 @@ def command(
         raise typer.BadParameter("--full and --sample exclude each other.")
     from kbitq import checkpoint
     from kbitq.cli import sources
+    from kbitq.cli.views import verification
 
     if repair_index:
         index = checkpoint.repair_index(path)
@@ -46,18 +46,4 @@ def command(
     how = {"full": full} if sample is None else {"sample": sample}
     with console.progress("verifying") as progress:
         report = checkpoint.verify(target, original, progress=progress, **how)
-    if talk.json:
-        console.object(report.to_json())
-    else:
-        for line in () if talk.quiet else report.checks:
-            console.data(line)
-        for problem in report.problems:
-            console.data(f"problem: {problem}")
-    if not report.ok:
-        count = len(report.problems)
-        console.error(
-            f"{path} has {count} problem{'s' if count > 1 else ''}", "do not use it; make or download it again"
-        )
-        raise typer.Exit(FAILED)
-    if not talk.json and not talk.quiet:
-        console.data(f"{path} is as it should be")
+    verification.show(path, report)

@@ -57,7 +57,17 @@ def share(text: str) -> float:
 
 
 def k(text: str) -> int:
-    """'3' -> 3."""
+    """'3' -> 3. For '3.5' the error says what such a wish is called here."""
+    try:
+        wish = float(text)
+    except ValueError:
+        wish = 0.0
+    if wish % 1 and K_MIN < wish < K_MAX:
+        raise typer.BadParameter(f"K is a whole number, not {text}; --bpw {text} spends so many bits on average.")
+    return _k(text)
+
+
+def _k(text: str) -> int:
     found = int(_number(text, int, f"{text!r} is not a whole number."))
     if not K_MIN <= found <= K_MAX:
         raise typer.BadParameter(f"K must be from {K_MIN} to {K_MAX}, not {found}.")
@@ -66,7 +76,7 @@ def k(text: str) -> int:
 
 def ks(text: str) -> tuple[int, ...]:
     """'2,3,4' -> (2, 3, 4): ascending, each once."""
-    return tuple(sorted({k(part.strip()) for part in text.split(",")}))
+    return tuple(sorted({_k(part.strip()) for part in text.split(",")}))
 
 
 def bits(text: str) -> float:

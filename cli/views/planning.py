@@ -9,10 +9,11 @@ import typer
 
 from kbitq import checkpoint
 from kbitq.cli.console import console
-from kbitq.cli.errors import FAILED
+from kbitq.cli.errors import FAILED, explain
 from kbitq.cli.views import budget, summary
 from kbitq.cli.views.tables import Table, facts
 from kbitq.cli.views.text import seconds_text, size_text
+from kbitq.errors import OutputExistsError
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import Estimate, Plan
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 def show(plan: Plan) -> None:
     """Print a plan. The exit code is 1 if it does not fit on the disk."""
     estimate = checkpoint.estimate(plan)
-    ledger = {**plan.to_json(), "estimate": estimate.to_json()}
-    summary.notes(ledger["notes"])
+    obstacle = _obstacle(plan)
+    ledger = {**plan.to_json(), "estimate": estimate.to_json(), "obstacle": obstacle}
+    summary.notes([*ledger["notes"], *([obstacle] if obstacle else [])])
     if console.wants_json:
         console.object(ledger)
     else:
@@ -36,6 +38,16 @@ def show(plan: Plan) -> None:
             f"{plan.out} needs {need}, but its disk has {free} free", "free some space, or choose another place with -o"
         )
         raise typer.Exit(FAILED)
+
+
+def _obstacle(plan: Plan) -> str | None:
+    """Why ``quantize`` would refuse to write the output that is planned, and what helps."""
+    try:
+        checkpoint.check_output(plan)
+    except OutputExistsError as error:
+        sentence, hint, _ = explain(error)
+        return f"{sentence}, so quantize would stop here; {hint}"
+    return None
 
 
 def _tables(plan: Plan, ledger: Mapping[str, Any], estimate: Estimate) -> None:

@@ -28,6 +28,8 @@ def quantized(report: RunReport) -> None:
         lines: list[tuple[str, Any]] = [*sizes(report.totals), *sqnr(report.totals)]
         if report.fit_gain_db is not None:
             lines.append(("fitting", f"{report.fit_gain_db:+.2f} dB over the optimal codebooks, on average"))
+        if any(report.reused):
+            lines.append(("reused", _reused(report)))
         lines.append(("time", _time(report)))
         console.show(verdicts(report.tensors), "", facts(lines), "")
     console.data(str(report.out))
@@ -116,6 +118,13 @@ def sqnr(totals: Row) -> list[tuple[str, Name]]:
     if worst is None:
         return [(label, Name("", lead))]
     return [(label, Name(worst["name"], f"{lead}, worst {decibel_text(worst['sqnr_db'])} dB: "))]
+
+
+def _reused(report: RunReport) -> str:
+    """What of an interrupted run was gone on from."""
+    (written, scanned), whole = report.reused, len(report.tensors)
+    done = f"{written} of {whole} tensors were written" if written else f"{scanned} of {whole} tensors were scanned"
+    return f"{done} by the interrupted run"
 
 
 def _ledger(report: RunReport) -> Row:

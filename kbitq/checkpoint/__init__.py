@@ -17,6 +17,7 @@ _HOMES = {
     "QuantizeOptions": "plan.options",
     "TensorPlan": "plan.tensor_plan",
     "plan_quantize": "plan.planner",
+    "check_output": "plan.planner",
     "Progress": "source.progress",
     "RunReport": "quantization",
     "run": "quantization",
@@ -42,6 +43,7 @@ __all__ = [
     "RunReport",
     "TensorPlan",
     "VerifyReport",
+    "check_output",
     "choose",
     "dequantize_checkpoint",
     "estimate",
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from kbitq.checkpoint.plan.choice import Choice
     from kbitq.checkpoint.plan.options import QuantizeOptions
     from kbitq.checkpoint.plan.plan import Plan
-    from kbitq.checkpoint.plan.planner import plan_quantize
+    from kbitq.checkpoint.plan.planner import check_output, plan_quantize
     from kbitq.checkpoint.plan.recipe import plan_recipe, write_recipe
     from kbitq.checkpoint.plan.tensor_plan import TensorPlan
     from kbitq.checkpoint.quantization import RunReport, run

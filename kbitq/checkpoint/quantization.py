@@ -36,7 +36,8 @@ from kbitq.quantized import sqnr_db
 class RunReport:
     """What a run did. ``totals`` and ``tensors`` have ``inspect``'s keys; ``notes`` say what was not carried over.
 
-    ``fit_gain_db``: what fitting codebooks gained over ``optimal``, in dB, where this run fitted any.
+    ``fit_gain_db``: what fitting codebooks gained over ``optimal``, in dB, where this run fitted any. ``reused``: how
+    many tensors an interrupted run had already written, and how many it had scanned.
     """
 
     out: Path
@@ -45,6 +46,7 @@ class RunReport:
     seconds: float
     notes: list[str]
     fit_gain_db: float | None = None
+    reused: tuple[int, int] = (0, 0)
 
 
 def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunReport:
@@ -64,9 +66,10 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
     with Staging(plan.out) as staging, ExitStack() as held:
         state, journal = take_up(plan, staging)
         held.callback(journal.close)
+        reused = len(state.tensors), len(state.scans)
         try:
             plan, gain = _write_weights(plan, devices, staging, state, journal, progress)
-            report = replace(_report(plan, state, time.monotonic() - started), fit_gain_db=gain)
+            report = replace(_report(plan, state, time.monotonic() - started), fit_gain_db=gain, reused=reused)
             if plan.to_folder:
                 finish_folder(plan, staging, report.totals, report.tensors, state.digests)
             else:

@@ -14,12 +14,12 @@ from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
-from kbitq.checkpoint.source.recognise import open_source
+from kbitq.checkpoint.source.recognise import is_kbitq, open_source
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants, read_span
-from kbitq.errors import KbitqError
+from kbitq.errors import CheckpointError, KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, build_quantization_config, guard_name
 from kbitq.quantized import sqnr_db
 from kbitq.text_safety import shown
@@ -66,6 +66,12 @@ def verify(
         CheckpointError: there is nothing to check (a missing path, no checkpoint, no source).
     """
     checkpoint = open_checkpoint(path)
+    if not is_kbitq(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint.where} is not quantized by kbitq, so there is nothing to verify",
+            remedy="quantize",
+            data={"path": checkpoint.where},
+        )
     report = VerifyReport()
     try:
         opened = open_quantized(checkpoint)

@@ -13,6 +13,7 @@ import kbitq as library
 from helpers.program import Kbitq, Result
 from kbitq import _C
 from kbitq.cli.commands import env
+from kbitq.cli.views import environment
 
 WITHOUT_CORE = "import sys; sys.modules['kbitq._C'] = None; from kbitq.cli.main import run; sys.exit(run())"
 
@@ -30,8 +31,26 @@ def test_it_tells_what_is_there(kbitq: Kbitq) -> None:
     assert said["kbitq"] == library.__version__
     assert said["torch"] == metadata.version("torch")
     assert said["SIMD level"].startswith(_C.simd())
-    assert said["CUDA in kbitq"].startswith("yes: " if _C.has_cuda else "no: ")
-    assert len(said["CUDA in kbitq"]) > len("yes: ")
+    assert set(env._PACKAGES) <= set(said)
+    assert {"transformers", "peft"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "status", "line"),
+    [
+        (True, "", "yes"),
+        (
+            True,
+            "CUDA driver version is insufficient",
+            "built in, but cannot be used: CUDA driver version is insufficient",
+        ),
+        (False, "built with KBITQ_CUDA=OFF", "no: built with KBITQ_CUDA=OFF"),
+    ],
+)
+def test_what_it_says_of_cuda(cuda: bool, status: str, line: str) -> None:
+    facts = env.gather()
+    facts["core"] = {**facts["core"], "cuda": cuda, "cuda_status": status}
+    assert f"CUDA in kbitq   {line}" in environment.lines(facts)
 
 
 def test_json(kbitq: Kbitq) -> None:

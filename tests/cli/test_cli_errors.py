@@ -145,6 +145,38 @@ def pickle_file(folder: Path) -> Path:
     return folder / "pytorch_model.bin"
 
 
+def gguf(folder: Path) -> Path:
+    (folder / "model.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(100))
+    return folder / "model.gguf"
+
+
+def onnx(folder: Path) -> Path:
+    (folder / "model.onnx").write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + bytes(100))
+    return folder / "model.onnx"
+
+
+def keras(folder: Path) -> Path:
+    (folder / "model.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    return folder / "model.h5"
+
+
+def tflite(folder: Path) -> Path:
+    (folder / "model.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
+    return folder / "model.tflite"
+
+
+def only_gguf(folder: Path) -> Path:
+    (folder / "ggufs").mkdir()
+    (folder / "ggufs" / "model-q4.gguf").write_bytes(b"GGUF")
+    return folder / "ggufs"
+
+
+def only_onnx(folder: Path) -> Path:
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"\x08")
+    return folder / "onnx"
+
+
 def only_pickles(folder: Path) -> Path:
     (folder / "pickled").mkdir()
     (folder / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
@@ -174,6 +206,12 @@ BROKEN: dict[Callable[[Path], Path], tuple[str, ...]] = {
     nan: ("nan.safetensors", UP_PROJ, "2", "first"),
     no_safetensors: ("plain", "no safetensors file"),
     pickle_file: ("pytorch_model.bin", "pickle", "refused"),
+    gguf: ("model.gguf", "GGUF file of llama.cpp", "not a safetensors file"),
+    onnx: ("model.onnx", "is an ONNX model"),
+    keras: ("model.h5", "HDF5"),
+    tflite: ("model.tflite", "TensorFlow Lite"),
+    only_gguf: ("ggufs", "no safetensors file", "model-q4.gguf is a GGUF file"),
+    only_onnx: ("onnx", "no safetensors file", "model.onnx is an ONNX model"),
     only_pickles: ("pickled", "pytorch_model.bin", "refused"),
     nothing_to_quantize: ("norms.safetensors", "no tensor would be quantized"),
 }

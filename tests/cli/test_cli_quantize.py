@@ -1,6 +1,7 @@
 """``kbitq quantize`` and what it says."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -156,3 +157,40 @@ def test_data_on_stdout_talk_on_stderr(tiny: Path) -> None:
     code, out, err = spawn("quantize", tiny, "--k", 3, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["totals"]["quantized"] == 2
+
+
+@pytest.mark.parametrize("how", [["plan"], ["quantize", "--dry-run"]])
+def test_a_plan_may_be_made_of_what_is_there_already(how: list[str], kbitq: Kbitq, tiny: Path, tiny_k3: Path) -> None:
+    before = tiny_k3.read_bytes()
+    code, out, err = kbitq(*how, tiny, "--k", 3)
+    assert code == 0
+    assert out.splitlines()[-1] == str(tiny_k3)
+    assert f"note: {tiny_k3} exists, so quantize would stop here; --force replaces it" in err
+    assert "exists" in json.loads(kbitq(*how, tiny, "--k", 3, "--json").out)["obstacle"]
+    code, out, err = kbitq(*how, tiny, "--k", 3, "--force", "--json")
+    assert (code, json.loads(out)["obstacle"]) == (0, None)
+    assert "exists" not in err
+    assert tiny_k3.read_bytes() == before
+
+
+def test_a_run_taken_up_again_says_what_it_reuses(kbitq: Kbitq, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbitq.checkpoint.passes import journal
+    from kbitq.checkpoint.passes.run_state import RunState
+
+    finish, calls = RunState.tensor_finished, []
+
+    def stop(self: RunState, *given: object) -> None:
+        finish(self, *given)
+        calls.append(given)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(journal, "SYNC_BYTES", 1)
+    monkeypatch.setattr(RunState, "tensor_finished", stop)
+    assert kbitq("quantize", tiny, "--k", 3).code == 130
+    monkeypatch.undo()
+    code, out, _ = kbitq("quantize", tiny, "--k", 3)
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if line.startswith("reused"))
+    assert re.fullmatch(rf"reused     [1-4] of {len(tiny_tensors())} tensors were written by the interrupted run", line)
+    assert "reused" not in kbitq("quantize", tiny, "--k", 3, "--force").out

@@ -79,3 +79,11 @@ def test_options_that_do_not_go_together(options: list[str], kbitq: Kbitq, tiny_
     code, out, err = kbitq("verify", tiny_k3, *options)
     assert (code, out) == (2, "")
     assert "--full and --sample" in err
+
+
+def test_an_ordinary_checkpoint_is_not_called_damaged(kbitq: Kbitq, tiny: Path) -> None:
+    code, out, err = kbitq("verify", tiny)
+    assert (code, out) == (1, "")
+    assert "is not quantized by kbitq, so there is nothing to verify" in err
+    assert f"kbitq quantize {tiny} --k 3" in err
+    assert "do not use it" not in err

@@ -15,6 +15,13 @@ from helpers.program import Kbitq
         (["quantize", "x"], "Missing option '--k'", "kbitq quantize --help"),
         (["quantize", "x", "--k", "1"], "'--k' / '-k': K must be from 2 to 8, not 1", "kbitq quantize --help"),
         (["quantize", "x", "--k", "9"], "'--k' / '-k': K must be from 2 to 8, not 9", "kbitq quantize --help"),
+        (["quantize", "x", "--k", "3.5"], "--bpw 3.5 spends so many bits on average", "kbitq quantize --help"),
+        (["quantize", "x", "--k", "1.5"], "'1.5' is not a whole number", "kbitq quantize --help"),
+        (["inspect", "x", "--k", "3.5"], "'3.5' is not a whole number", "kbitq inspect --help"),
+        (["quantize", "x", "--bits", "4"], "No such option: --bits. Here it is --k N", "kbitq quantize --help"),
+        (["plan", "x", "--wbits", "4"], "No such option: --wbits. Here it is --k N", "kbitq plan --help"),
+        (["quantize", "x", "--group-size", "4"], "A scale is always for 32 weights", "kbitq quantize --help"),
+        (["quantize", "x", "--k", "4", "--out", "y"], "Here it is -o OUT", "kbitq quantize --help"),
         (["quantize", "x", "--k", "three"], "'three' is not a whole number", "kbitq quantize --help"),
         (["quantize", "x", "--k", "3", "--kodebook", "nf"], "No such option: --kodebook", "kbitq quantize --help"),
         (

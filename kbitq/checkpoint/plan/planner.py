@@ -23,8 +23,16 @@ from kbitq.format import element_count
 _INCLUDE = "a pattern in include adds tensors"
 
 
-def plan_quantize(source: str | Path | Storage, out: str | Path | None, options: QuantizeOptions) -> Plan:
+def plan_quantize(
+    source: str | Path | Storage, out: str | Path | None, options: QuantizeOptions, *, dry: bool = False
+) -> Plan:
     """Plan a run. Reads headers, index and config only.
+
+    Args:
+        source: a file, a folder, or a storage.
+        out: the output, a file if the name ends in ``.safetensors``; None: a name beside the source.
+        options: how to quantize.
+        dry: only to look at: whether ``out`` is free is left to ``check_output``.
 
     Raises:
         CheckpointError: the source cannot be used, or ``out`` does not fit it; OutputExistsError where ``out`` exists.
@@ -40,11 +48,18 @@ def plan_quantize(source: str | Path | Storage, out: str | Path | None, options:
     check_worthwhile(checkpoint.where, tensors, options)
     _check_every_k(tensors, options)
     target = Path(out) if out is not None else default_output(checkpoint.storage, _label(tensors, options))
-    check_destination(checkpoint, target, options.force, is_file=is_file_name(target), marker=REPORT_FILE)
     importance = _importance(checkpoint, tensors, options)
     plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance)
+    if not dry:
+        check_output(plan)
     _ = plan.shards  # laid out now, so that a plan that cannot be written is refused before work starts
     return plan
+
+
+def check_output(plan: Plan) -> None:
+    """Raise OutputExistsError where the plan's output is taken, CheckpointError where it does not fit the source."""
+    force, is_file = plan.options.force, is_file_name(plan.out)
+    check_destination(plan.checkpoint, plan.out, force, is_file=is_file, marker=REPORT_FILE)
 
 
 def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:

@@ -18,6 +18,15 @@ MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 60
 MAX_DTYPE_LENGTH = 32
 _PICKLES = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))  # torch.save, new and old
+_OTHER_KINDS = (
+    (0, b"GGUF", "a GGUF file of llama.cpp"),
+    (0, b"\x89HDF", "an HDF5 file of Keras"),
+    (4, b"TFL3", "a TensorFlow Lite model"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"\x1f\x8b", "a gzip archive"),
+)
+_SAVE_AS_SAFETENSORS = "convert it to safetensors in a place you trust, for instance with transformers' save_pretrained"
+_ORIGINAL = "kbitq reads safetensors: give the model that this file was made from"
 _REDOWNLOAD = "download the file again, or re-save it with the safetensors library"
 
 
@@ -50,8 +59,10 @@ def header_length(prefix: bytes, file_size: int, where: str) -> int:
         if prefix.startswith(_PICKLES):
             raise CheckpointError(
                 f"{where} is a pickle, not a safetensors file; pickles can run code and are refused",
-                hint="convert it to safetensors in a place you trust, for instance with transformers' save_pretrained",
+                hint=_SAVE_AS_SAFETENSORS,
             )
+        if kind := _other_kind(prefix):
+            raise CheckpointError(f"{where} is {kind}, not a safetensors file", hint=_ORIGINAL)
         # The first bytes of any other kind of file read as an absurd length, so both explanations are given.
         raise CheckpointError(
             f"{where} is not a safetensors file, or its header is broken: it announces {length:,} bytes of header "
@@ -64,6 +75,13 @@ def header_length(prefix: bytes, file_size: int, where: str) -> int:
             hint=_REDOWNLOAD,
         )
     return length
+
+
+def _other_kind(prefix: bytes) -> str | None:
+    """What a file of another kind is, by its first 8 bytes."""
+    if prefix[:1] == b"\x08" and 0 < prefix[1] < 128 and prefix[2:3] in (b"\x12", b"\x1a", b"\x3a"):
+        return "an ONNX model"  # a protobuf: the version of the format, then the producer or the graph
+    return next((kind for at, magic, kind in _OTHER_KINDS if prefix[at:].startswith(magic)), None)
 
 
 def parse_header(text: bytes, file_size: int, where: str) -> Header:

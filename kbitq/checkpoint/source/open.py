@@ -24,6 +24,13 @@ from kbitq.format import CONFIG_FILE, element_count, stored_dtype
 from kbitq.text_safety import shown
 
 MAX_CONFIG_BYTES = 16_000_000
+_OTHER_FILES = {
+    ".gguf": "a GGUF file of llama.cpp",
+    ".onnx": "an ONNX model",
+    ".h5": "an HDF5 file of Keras",
+    ".tflite": "a TensorFlow Lite model",
+    ".msgpack": "a file of Flax",
+}
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 _INCOMPLETE = "download the checkpoint again; nothing was written"
 
@@ -260,6 +267,11 @@ def _no_weights(storage: Storage, names: list[str]) -> CheckpointError:
         return CheckpointError(
             f"{storage.where} has only pickles ({shown(pickles[0])}), which can run code and are refused",
             hint="convert them to safetensors in a place you trust, for instance with transformers' save_pretrained",
+        )
+    if other := next(((n, kind) for n in names for end, kind in _OTHER_FILES.items() if n.endswith(end)), None):
+        return CheckpointError(
+            f"{storage.where} has no safetensors file; {shown(other[0])} is {other[1]}",
+            hint="kbitq reads safetensors: give the model that this file was made from",
         )
     return CheckpointError(f"{storage.where} has no safetensors file")
 

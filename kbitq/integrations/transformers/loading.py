@@ -38,7 +38,9 @@ def load_model(folder: str | Path, *, device: str = "auto", dtype: str = "auto")
     model: Any
     info: Any
     try:
-        model, info = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)  # type: ignore[misc]
+        model, info = loader.from_pretrained(  # type: ignore[misc]
+            folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
+        )
     except (KbitqError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a config.json of no sense makes transformers raise anything
@@ -56,7 +58,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     import transformers
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except MemoryError:
         raise
     except Exception as error:
