@@ -88,8 +88,9 @@ def _repository(publishing: Publishing) -> Repo | None:
     if publishing.push is None:
         return None
     from kbitq.cli import publish
+    from kbitq.hub import check_token
 
     target = publish.target(publishing.push)
     if not publishing.dry_run:
-        publish.hub.require_token(f"publishing at {target.id}")
+        check_token(needed=True)
     return target
