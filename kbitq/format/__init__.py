@@ -6,7 +6,7 @@ for torch. ``docs/format.md`` is the normative text; its sections are named besi
 """
 
 from kbitq.format.dtypes import StoredDtype, element_count, is_shape, stored_dtype, tensor_nbytes
-from kbitq.format.header import HEADER_ALIGN, Entry, HeaderText, Placed, companion_entries, place
+from kbitq.format.header import HEADER_ALIGN, Entry, HeaderText, Placed, place
 from kbitq.format.metadata import (
     CODEC_VERSION,
     CONFIG_FILE,
@@ -34,7 +34,6 @@ from kbitq.format.metadata import (
 from kbitq.format.shapes import (
     ABSMAX_SUFFIX,
     BLOCK,
-    CODEBOOK_ITEM_BYTES,
     CODEBOOK_SUFFIX,
     COMPANION_SUFFIXES,
     DEFAULT_CODEC,
@@ -51,7 +50,6 @@ from kbitq.format.shapes import (
     WORD_BYTES,
     absmax_shape,
     block_count,
-    codebook_nbytes,
     companion_names,
     guard_name,
     is_fused_experts,
@@ -59,14 +57,12 @@ from kbitq.format.shapes import (
     matrix_shape,
     module_name,
     packed_shape,
-    quantized_nbytes,
     shape_of_packed,
 )
 
 __all__ = [
     "ABSMAX_SUFFIX",
     "BLOCK",
-    "CODEBOOK_ITEM_BYTES",
     "CODEBOOK_SUFFIX",
     "CODEC_VERSION",
     "COMPANION_SUFFIXES",
@@ -102,8 +98,6 @@ __all__ = [
     "block_count",
     "build_quantization_config",
     "check_version",
-    "codebook_nbytes",
-    "companion_entries",
     "companion_names",
     "dump",
     "element_count",
@@ -121,7 +115,6 @@ __all__ = [
     "parse_quantization_config",
     "parse_shard_meta",
     "place",
-    "quantized_nbytes",
     "shape_of_packed",
     "stored_dtype",
     "tensor_nbytes",

@@ -14,24 +14,9 @@ from kbitq.format.metadata import (
     ShardMeta,
     dump,
 )
-from kbitq.format.shapes import (
-    absmax_shape,
-    companion_names,
-    packed_shape,
-)
 
 HEADER_ALIGN = 8
 LENGTH_PREFIX_BYTES = 8
-
-
-def companion_entries(name: str, shape: Sequence[int], k: int) -> list[Entry]:
-    """The three stored tensors of a quantized tensor, without their place."""
-    packed, absmax, codebook = companion_names(name)
-    return [
-        Entry(packed, "I32", packed_shape(name, shape, k)),
-        Entry(absmax, "U8", absmax_shape(name, shape)),
-        Entry(codebook, "F32", (1 << k,)),
-    ]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ E4M4_MAX = 31.0  # value of byte 0xFF
 MIN_EXPONENT = -100  # of the power of two folded into a codebook
 MIN_LEVEL = 2.0**-12  # smaller magnitudes of a normalised codebook become 0
 WORD_BYTES = 4  # one int32 word holds one bit plane of one block
-CODEBOOK_ITEM_BYTES = 4  # float32 levels
 SCALE_RULES = ("absmax", "mse")
 DEFAULT_CODEC = "planes"  # what metadata that names no codec means
 PACKED_SUFFIX, ABSMAX_SUFFIX, CODEBOOK_SUFFIX = "_packed", "_absmax", "_codebook"
@@ -55,17 +54,6 @@ def absmax_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 def shape_of_packed(name: str, k: int, packed: Sequence[int]) -> tuple[int, ...]:
     """The source shape that ``N_packed`` alone suggests: that of a matrix, or of fused experts, of whole blocks."""
     return (*packed[:-1], packed[-1] // k * BLOCK)
-
-
-def quantized_nbytes(name: str, shape: Sequence[int], k: int) -> int:
-    """Bytes of packed and absmax together: the numerator of "bits per weight". The codebook is counted apart."""
-    rows, cols = matrix_shape(name, shape)
-    return rows * block_count(cols) * (WORD_BYTES * k + 1)
-
-
-def codebook_nbytes(k: int) -> int:
-    """Bytes of ``N_codebook``."""
-    return CODEBOOK_ITEM_BYTES << k
 
 
 def companion_names(name: str) -> tuple[str, str, str]:

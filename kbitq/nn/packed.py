@@ -74,11 +74,11 @@ class PackedModule(nn.Module):
     dtype: torch.dtype
 
     def packed_names(self) -> Iterable[str]:
-        """Names of the weights held packed: ``weight`` stands for ``weight_packed`` and its companions."""
+        """Names of the weights held packed: ``weight`` stands for ``weight_packed`` and so on. Subclasses say."""
         raise NotImplementedError
 
     def codec_of(self, name: str) -> str:
-        """How the weight ``name`` is coded."""
+        """How the weight ``name`` is coded. Each kind of module says."""
         raise NotImplementedError
 
     def parts_of(self, name: str) -> dict[str, nn.Parameter]:

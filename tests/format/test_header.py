@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from kbitq.codecs.base import coded_entries
 from kbitq.errors import FormatError
-from kbitq.format import HEADER_ALIGN, Entry, HeaderText, Placed, ShardMeta, TensorMeta, companion_entries, place
+from kbitq.format import DEFAULT_CODEC, HEADER_ALIGN, Entry, HeaderText, Placed, ShardMeta, TensorMeta, place
 
 NAMES = ['a"b.weight', "back\\slash\n\t\x01.weight", "größe 重み 🙂.weight", '"sqnr_db":null', "plain.weight"]
 
@@ -17,7 +18,9 @@ def metas(statistic: float | None) -> ShardMeta:
 
 
 def entries(meta: ShardMeta | None) -> list[Placed]:
-    quantized = [entry for name in (meta.tensors if meta else ()) for entry in companion_entries(name, (4, 64), 3)]
+    quantized = [
+        entry for name in (meta.tensors if meta else ()) for entry in coded_entries(DEFAULT_CODEC, name, (4, 64), 3)
+    ]
     return place([*quantized, Entry("kept.weight", "F32", (2, 3)), Entry("none", "U8", (0,))])
 
 

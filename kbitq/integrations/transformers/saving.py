@@ -17,6 +17,7 @@ from kbitq import format as fmt
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, index_json, index_name, lay_out
 from kbitq.choose.selection import Selection
+from kbitq.codecs.base import coded_entries
 from kbitq.errors import CheckpointError
 from kbitq.integrations.transformers.manifest import Manifest, meta_of
 from kbitq.integrations.transformers.routes import conversions_for_saving, merged_conversions, stacks_rows
@@ -208,7 +209,7 @@ def _group(name: str, tensors: Mapping[str, Tensor], meta: fmt.ShardMeta, guard:
     """What is stored of one tensor: itself, or its three companions (and the guard that bears its name)."""
     if name in meta.tensors:
         described = meta.tensors[name]
-        entries = fmt.companion_entries(name, described.shape, described.k)
+        entries = coded_entries(described.codec, name, described.shape, described.k)
         if name == guard:
             entries.append(fmt.Entry(name, fmt.GUARD_DTYPE, fmt.GUARD_SHAPE))
         return Group(entries, fmt.ShardMeta({name: described}))
