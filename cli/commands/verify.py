@@ -12,6 +12,7 @@ from kbitq.cli.options.signature import spread
 EPILOG = parsing.examples(
     "kbitq verify ./llama-k4",
     "kbitq verify ./llama-k4 --source ./Llama-3.2-1B --full",
+    "kbitq verify ./llama-k4 --source ./Llama-3.2-1B --full --importance llama.imatrix.gguf",
     "kbitq verify ./llama-k4 --repair-index",
 )
 
@@ -22,6 +23,7 @@ def command(
     source: checking.MadeFrom = None,
     full: checking.Full = False,
     sample: checking.SampleCount = None,
+    importance: checking.UsedImportance = None,
     repair_index: checking.RepairIndex = False,
     *,
     talk: Printing,
@@ -31,6 +33,8 @@ def command(
     Exit code 1 and a line for each problem if there is one.
     """
     console.begin(**vars(talk))
+    if source is None and importance is not None:
+        raise typer.BadParameter("--importance is for making tensors again with --source, which is missing.")
     if source is None and (full or sample is not None):
         raise typer.BadParameter("--full and --sample say how much to compare with --source, which is missing.")
     if full and sample is not None:
@@ -45,5 +49,5 @@ def command(
     target, original = sources.find(path).place, source and sources.find(source).place
     how = {"full": full} if sample is None else {"sample": sample}
     with console.progress("verifying") as progress:
-        report = checkpoint.verify(target, original, progress=progress, **how)
+        report = checkpoint.verify(target, original, importance=importance, progress=progress, **how)
     verification.show(path, report)

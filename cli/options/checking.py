@@ -25,6 +25,16 @@ SampleCount = Annotated[
     int | None,
     typer.Option("--sample", metavar="N", min=1, show_default="8", help="Compare N quantized tensors with the source."),
 ]
+UsedImportance = Annotated[
+    Path | None,
+    files.READ,
+    typer.Option(
+        "--importance",
+        metavar="FILE",
+        show_default=False,
+        help="The importance file that it was quantized with: tensors made with it are made again too.",
+    ),
+]
 RepairIndex = Annotated[
     bool, typer.Option("--repair-index", help="First write the index of the shards anew, from their headers.")
 ]

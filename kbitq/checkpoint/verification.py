@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from kbitq.checkpoint.comparison import Comparison
 from kbitq.checkpoint.output.checksums import check_checksums
-from kbitq.checkpoint.passes.run_state import ErrorSums
-from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import is_kbitq, open_source
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
-from kbitq.checkpoint.written.compare import matching_source
-from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants, read_span
+from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants
+from kbitq.choose.importance import load_importance
 from kbitq.errors import CheckpointError, KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, build_quantization_config, guard_name
-from kbitq.quantized import sqnr_db
 from kbitq.text_safety import shown
 
 DEFAULT_SAMPLE = 8  # tensors that are quantized again, unless all are
-_STATISTICS = (("sqnr_db", "%.4f"), ("max_abs_err", "%.6e"))
 
 
 @dataclass
 class VerifyReport:
-    """What was checked and what is wrong. ``checks``: a sentence for each kind of check; ``problems``: one for each."""
+    """What was checked and what is wrong. ``checks``: a sentence for each kind of check; ``problems``: one for each.
+
+    ``not_made_again``: the tensors that were only measured against the source, by name, with the reason.
+    """
 
     checks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)
+    not_made_again: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "problems": self.problems, "checks": self.checks, "totals": self.totals}
+        return {
+            "ok": self.ok, "problems": self.problems, "checks": self.checks, "totals": self.totals,
+            "not_made_again": self.not_made_again,
+        }  # fmt: skip
 
 
 def verify(
@@ -50,6 +54,7 @@ def verify(
     *,
     full: bool = False,
     sample: int = DEFAULT_SAMPLE,
+    importance: str | os.PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> VerifyReport:
     """Check a quantized file or folder: structure, values, checksums, and with ``source`` what it was made from.
@@ -58,13 +63,17 @@ def verify(
         path: a quantized file or folder.
         source: what it was quantized from; tensors are quantized again, and bytes and statistics compared.
         full: compare all tensors with the source; else ``sample`` of the quantized ones, evenly spaced by name.
+        importance: the importance file that it was quantized with; without it, tensors that were made with one are
+            measured against the source, but not made again.
 
     Returns:
         A report; ``ok`` says whether no problem was found.
 
     Raises:
         CheckpointError: there is nothing to check (a missing path, no checkpoint, no source).
+        ImportanceError: ``importance`` cannot be read, or is not the file that was used.
     """
+    weights = load_importance(os.fspath(importance)) if importance is not None else None
     checkpoint = open_checkpoint(path)
     if not is_kbitq(checkpoint):
         raise CheckpointError(
@@ -84,7 +93,12 @@ def verify(
         _check_values(opened, reader, report, meter)
         check_checksums(checkpoint, report.checks, report.problems, meter)
         if source is not None:
-            _check_against(opened, reader, open_source(source), full, sample, report)
+            comparison = Comparison(opened, reader, open_source(source), weights)
+            comparison.compare(full, sample)
+            report.checks += comparison.checks
+            report.problems += comparison.problems
+            report.not_made_again = comparison.not_made_again
+            report.totals.update(comparison.totals)
     return report
 
 
@@ -144,75 +158,3 @@ def _check_values(opened: QuantizedCheckpoint, reader: TileReader, report: Verif
                 meter.add(data.numel(), name)
     report.totals.update(blocks=blocks, zero_blocks=zero, saturated_blocks=saturated)
     report.checks.append(f"values: {blocks:,} blocks, {zero:,} of zeros, {saturated:,} at the largest scale")
-
-
-def _check_against(
-    opened: QuantizedCheckpoint, reader: TileReader, source: Checkpoint, full: bool, sample: int, report: VerifyReport
-) -> None:
-    """Every tensor of the source must be there; the chosen ones are quantized again."""
-    here = opened.tensors.keys() | opened.kept.keys()
-    report.problems += [f"tensor {shown(n)} of {source.where} is missing" for n in source.tensors if n not in here]
-    report.problems += [f"tensor {shown(n)} is not in {source.where}" for n in sorted(here) if n not in source.tensors]
-    chosen = sorted(opened.tensors)
-    if not full:
-        count = min(sample, len(chosen))
-        chosen = [chosen[i * len(chosen) // count] for i in range(count)]
-    signal = noise = 0.0
-    with TileReader(source) as plain:
-        for name in chosen:
-            if name in source.tensors:
-                error_sums = _check_tensor(opened.tensors[name], reader, plain, report)
-                signal, noise = signal + error_sums.signal, noise + error_sums.noise
-        for name in sorted(opened.kept.keys() & source.tensors.keys()) if full else ():
-            if not _same_values(reader, opened.kept[name], plain, source.tensors[name]):
-                report.problems.append(f"tensor {shown(name)} was kept, but differs from the source")
-    report.totals.update(compared=len(chosen), sqnr_db=sqnr_db(signal, noise))
-    report.checks.append(f"source: {len(chosen)} of {len(opened.tensors)} quantized tensors made again and compared")
-
-
-def _check_tensor(tensor: StoredTensor, reader: TileReader, plain: TileReader, report: VerifyReport) -> ErrorSums:
-    """Measure one tensor against its original, and quantize that again where all that takes is known."""
-    original = _original(tensor, plain, report)
-    error_sums = ErrorSums()
-    if original is None:
-        return error_sums
-    constants = read_constants(reader, tensor)
-    if tensor.codec.problems(constants):  # said already, with the values
-        return error_sums
-    codec = TileCodec(plain)
-    amax, levels = codec.scan(original).amax, tensor.codec.levels_of(constants)
-    repeatable = tensor.meta.importance is None and tensor.meta.scale in ("absmax", "mse")
-    differs = False
-    for span in plain.spans(original):
-        values = plain.read(original, span)
-        stored = read_span(reader, tensor, span, constants)
-        error_sums.add(span, tensor.codec.stats(values, stored))
-        if repeatable and not differs:
-            request = Request(tensor.codec.name, tensor.meta.k, levels, amax, tensor.meta.scale)
-            again = codec.quantize_span(span, values, request).parts
-            differs = not all(torch.equal(again[part], data) for part, data in stored.items())
-    if differs:
-        report.problems.append(f"tensor {tensor.name} is not what its source gives when it is quantized again")
-    measured = {"sqnr_db": error_sums.sqnr_db, "max_abs_err": error_sums.max_abs_err}
-    for key, spec in _STATISTICS:
-        told = getattr(tensor.meta, key)
-        if told is not None and measured[key] is not None and spec % told != spec % measured[key]:
-            report.problems.append(f"tensor {tensor.name}: its {key} is {spec % measured[key]}, not {spec % told}")
-    return error_sums
-
-
-def _original(tensor: StoredTensor, plain: TileReader, report: VerifyReport) -> SourceTensor | None:
-    try:
-        return matching_source(plain.checkpoint, tensor)
-    except KbitqError as error:
-        report.problems.append(str(error))
-        return None
-
-
-def _same_values(reader: TileReader, kept: SourceTensor, plain: TileReader, original: SourceTensor) -> bool:
-    if (kept.dtype, kept.shape) != (original.dtype, original.shape):
-        return False
-    if original.scaling is None:
-        pairs: Iterator[Any] = zip(reader.chunks(kept), plain.chunks(original), strict=True)
-        return all(torch.equal(a[1], b[1]) for a, b in pairs)
-    return all(torch.equal(reader.read(kept, s), plain.read(original, s)) for s in plain.spans(original))

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from helpers.checkpoints import bytes_of, gaussian, model_tensors, raw_file, read_header, write_folder
 from kbitq.checkpoint import RunReport, repair_index, verify
 from kbitq.checkpoint.source.open import open_checkpoint
-from kbitq.errors import CheckpointError
+from kbitq.errors import CheckpointError, ImportanceError
 
 Quantize = Callable[..., RunReport]
 
@@ -53,8 +53,10 @@ def test_an_honest_output(folder: Path, tmp_path: Path, quantize: Quantize, opti
     report = quantize(folder, tmp_path / "out", **options)
     checked = verify(tmp_path / "out", folder, full=True)
     assert checked.problems == []
-    assert [c.split(":")[0] for c in checked.checks] == ["structure", "values", "checksums", "source"]
-    assert checked.totals["compared"] == 6
+    assert [c.split(":")[0] for c in checked.checks] == ["structure", "values", "checksums", "source", "kept"]
+    assert (checked.totals["compared"], checked.totals["made_again"]) == (6, 6)
+    assert checked.not_made_again == {}
+    assert checked.checks[-1] == "kept: 11 of 11 kept tensors compared with the source"
     assert checked.totals["sqnr_db"] == pytest.approx(report.totals["sqnr_db"], abs=1e-9)
 
 
@@ -171,7 +173,10 @@ def test_a_lie_in_the_statistics_is_noticed(out: Path, folder: Path) -> None:
 
 
 def test_a_sample_compares_some(out: Path, folder: Path) -> None:
-    assert verify(out, folder, sample=2).totals["compared"] == 2
+    checked = verify(out, folder, sample=2)
+    assert checked.totals["compared"] == 2
+    assert "source: 2 of 6 quantized tensors made again and compared, the errors of 2 measured again" in checked.checks
+    assert "kept: 0 of 11 kept tensors compared with the source" in checked.checks
 
 
 @pytest.mark.parametrize("damage", ["stale", "missing", "forgetful", "broken"])
@@ -221,3 +226,66 @@ def test_fp8_kept_and_quantized(tmp_path: Path, quantize: Quantize) -> None:
     source = write_folder(tmp_path / "fp8", tensors)
     quantize(source, tmp_path / "out")
     assert verify(tmp_path / "out", source, full=True).problems == []
+
+
+# --- tensors that were made with importance -------------------------------------------------------
+
+
+@pytest.fixture
+def importance(tmp_path: Path) -> Path:
+    """For two of the six tensors, one of them with a row for each expert."""
+    path = tmp_path / "importance.safetensors"
+    save_file({Q: torch.rand(64) + 0.01, "model.layers.0.mlp.experts.gate_up_proj": torch.rand(4, 64) + 0.01}, path)
+    return path
+
+
+def test_what_was_not_made_again_is_said(folder: Path, tmp_path: Path, quantize: Quantize, importance: Path) -> None:
+    quantize(folder, tmp_path / "out", importance=importance)
+    checked = verify(tmp_path / "out", folder, full=True)
+    assert checked.problems == []
+    assert set(checked.not_made_again) == {Q, "model.layers.0.mlp.experts.gate_up_proj"}
+    assert "source: 4 of 6 quantized tensors made again and compared, the errors of 6 measured again" in checked.checks
+    assert checked.checks[-1].startswith("not made again: 2 measured tensors, made with an importance file, which was")
+    assert checked.to_json()["not_made_again"] == checked.not_made_again
+
+
+def test_with_the_importance_file_all_are_made_again(
+    folder: Path, tmp_path: Path, quantize: Quantize, importance: Path
+) -> None:
+    quantize(folder, tmp_path / "out", importance=importance, max_shard_size=20_000)
+    checked = verify(tmp_path / "out", folder, full=True, importance=importance)
+    assert (checked.problems, checked.not_made_again) == ([], {})
+    assert checked.totals["made_again"] == 6
+    poke(tmp_path / "out", Q + "_packed", 0, b"\x12\x34\x56\x78")
+    again = verify(tmp_path / "out", folder, full=True, importance=importance).problems
+    assert f"tensor {Q} is not what its source gives when it is quantized again" in again
+
+
+def test_another_importance_file_is_refused(folder: Path, tmp_path: Path, quantize: Quantize, importance: Path) -> None:
+    quantize(folder, tmp_path / "out", importance=importance)
+    other = tmp_path / "other.safetensors"
+    save_file({Q: torch.ones(64)}, other)
+    with pytest.raises(ImportanceError, match=r"is not the importance file that .* was quantized with"):
+        verify(tmp_path / "out", folder, importance=other)
+    quantize(folder, tmp_path / "plain")
+    with pytest.raises(ImportanceError, match="was quantized without an importance file"):
+        verify(tmp_path / "plain", folder, importance=importance)
+
+
+def test_an_unknown_scale_rule_is_said(out: Path, folder: Path) -> None:
+    edit_meta(out, '"scale":"mse"', '"scale":"new"')
+    checked = verify(out, folder, full=True)
+    assert checked.not_made_again[Q] == "made with the scale rule new, which needs more than the source"
+
+
+def test_a_number_where_there_is_none_is_noticed(tmp_path: Path, quantize: Quantize) -> None:
+    """Zeros have no SQNR: a recorded one is a lie."""
+    source, made = tmp_path / "m.safetensors", tmp_path / "q.safetensors"
+    save_file({"a.weight": gaussian(64, 64), "b.weight": torch.zeros(64, 64)}, source)
+    quantize(source, made)
+    assert verify(made, source, full=True).problems == []
+    edit_header(made, lambda h: h["__metadata__"].update(kbitq=h["__metadata__"]["kbitq"].replace("null", "12.5")))
+    assert verify(made, source, full=True).problems == [
+        "tensor b.weight: its sqnr_db is said to be 12.5000, but is not finite: "
+        "the tensor is all zeros, or has no error, or no signal"
+    ]

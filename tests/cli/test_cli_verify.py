@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from helpers.program import Kbitq
 
@@ -72,6 +74,23 @@ def test_what_is_not_quantized(kbitq: Kbitq, tiny: Path) -> None:
     code, out, err = kbitq("verify", tiny)
     assert code == 1
     assert "not quantized" in out + err
+
+
+def test_importance_is_given_to_make_tensors_again(kbitq: Kbitq, tiny: Path, tmp_path: Path) -> None:
+    importance, out = tmp_path / "importance.safetensors", tmp_path / "weighted"
+    save_file(
+        {f"model.layers.{i}.mlp.up_proj.weight": np.linspace(1, 2, 64, dtype=np.float32) for i in (0, 1)}, importance
+    )
+    assert kbitq("quantize", tiny, "--k", 3, "--importance", importance, "-o", out, "-q").code == 0
+    without = kbitq("verify", out, "--source", tiny, "--full").out
+    assert "source: 0 of 2 quantized tensors made again and compared" in without
+    assert "not made again: 2 measured tensors, made with an importance file" in without
+    given = kbitq("verify", out, "--source", tiny, "--full", "--importance", importance)
+    assert given.code == 0
+    assert "source: 2 of 2 quantized tensors made again" in given.out
+    assert "not made again" not in given.out
+    code, _, err = kbitq("verify", out, "--importance", importance)
+    assert (code, "--importance is for making tensors again with --source" in err) == (2, True)
 
 
 @pytest.mark.parametrize("options", [["--full"], ["--sample", "3"], ["--full", "--sample", "3", "--source", "x"]])

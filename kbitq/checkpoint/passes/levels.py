@@ -14,6 +14,7 @@ from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.choose.importance import Importance
 from kbitq.choose.tensor_names import role_of
 from kbitq.codecs import fit
 from kbitq.format import block_count, element_count, matrix_shape
@@ -27,7 +28,7 @@ class LevelSource:
 
     def __init__(self, plan: Plan, reader: TileReader, device: str, scans: Mapping[str, Scan]) -> None:
         self._plan, self._reader, self._device, self._scans = plan, reader, device, scans
-        self._columns = ColumnWeights(plan)
+        self._columns = ColumnWeights(plan.importance)
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
         self._shared: dict[tuple[str, int], torch.Tensor] = {}
         self._gains: dict[str, float] = {}
@@ -49,7 +50,7 @@ class LevelSource:
 
     def importance(self, tensor: TensorPlan, span: Span) -> torch.Tensor | None:
         """The importance of a span's columns, as ``ops.quantize`` takes it."""
-        return self._columns.of(tensor, span)
+        return self._columns.of(tensor.name, tensor.shape, span)
 
     @property
     def fit_gain_db(self) -> float | None:
@@ -88,25 +89,25 @@ class LevelSource:
             low, high = np.searchsorted(positions, (span.first_block, span.first_block + span.blocks))
             if low < high:
                 w = self._reader.read(source, span).to(device)
-                weights = self._columns.of(tensor, span)
+                weights = self._columns.of(tensor.name, tensor.shape, span)
                 weights = weights.to(device) if weights is not None else None
                 parts += fit.matrix_parts(w, amax, positions[low:high] - span.first_block, place + int(low), weights)
         return parts
 
 
 class ColumnWeights:
-    """The importance of the columns of each span of a plan's tensors; that of the last tensor is kept."""
+    """The importance of the columns of each span of tensors; that of the last tensor is kept."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._importance = plan.importance
+    def __init__(self, importance: Importance | None) -> None:
+        self._importance = importance
         self._last: tuple[str, torch.Tensor | None] = ("", None)
 
-    def of(self, tensor: TensorPlan, span: Span) -> torch.Tensor | None:
+    def of(self, name: str, shape: Sequence[int], span: Span) -> torch.Tensor | None:
         """float32 ``[G, cols]`` of a span, G dividing its rows; None where all columns count the same."""
-        weights = self._prepared(tensor)
+        weights = self._prepared(name, shape)
         if weights is None:
             return None
-        rows, cols = matrix_shape(tensor.name, tensor.shape)
+        rows, cols = matrix_shape(name, shape)
         first, column = divmod(span.first_element, cols)
         per_expert = rows // weights.shape[0]
         if not span.whole_rows:  # each "row" of the span is a block of one row
@@ -117,20 +118,20 @@ class ColumnWeights:
             return weights[expert[0]][None].contiguous()
         return weights[expert]
 
-    def unit(self, tensor: TensorPlan) -> float:
+    def unit(self, name: str, shape: Sequence[int]) -> float:
         """What a weight of 1 in ``of`` stands for in the importance file."""
-        weights = self._prepared(tensor)
+        weights = self._prepared(name, shape)
         if self._importance is None or weights is None or not bool(weights.any()):
             return 1.0
-        values = self._importance.of(tensor.name, tensor.shape)
+        values = self._importance.of(name, shape)
         assert values is not None
         return float(values.max()) / float(weights.max())
 
-    def _prepared(self, tensor: TensorPlan) -> torch.Tensor | None:
+    def _prepared(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
         if self._importance is None:
             return None
-        if self._last[0] != tensor.name:
-            values = self._importance.of(tensor.name, tensor.shape)
+        if self._last[0] != name:
+            values = self._importance.of(name, shape)
             found = None if values is None else ops.prepare_importance(torch.from_numpy(values))
-            self._last = tensor.name, found
+            self._last = name, found
         return self._last[1]

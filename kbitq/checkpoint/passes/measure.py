@@ -67,7 +67,7 @@ class _Errors:
 
     def __init__(self, plan: Plan, codec: TileCodec, tensor: TensorPlan, ks: Sequence[int], amax: float) -> None:
         self.tensor, self.ks, self.device = tensor, tuple(ks), codec.device
-        self.columns = ColumnWeights(plan)
+        self.columns = ColumnWeights(plan.importance)
         self.want_weighted = plan.options.budget is not None and plan.options.budget.error == "importance"
         self.amax = torch.tensor([amax], dtype=torch.float32, device=codec.device)
         self.codec = get_codec(tensor.codec)
@@ -84,7 +84,7 @@ class _Errors:
 
     def add(self, span: Span, w: torch.Tensor) -> None:
         """Measure the values ``[rows, cols]`` of a span."""
-        w, weights = w.to(self.device), self.columns.of(self.tensor, span)
+        w, weights = w.to(self.device), self.columns.of(self.tensor.name, self.tensor.shape, span)
         self.elements += w.numel()
         few = w[:: self.step].contiguous()
         weights = weights.to(self.device) if weights is not None else None
@@ -113,7 +113,7 @@ class _Errors:
 
     def result(self, factor: float) -> Measured:
         """The errors, times ``factor`` where only a sample was seen."""
-        unit = self.columns.unit(self.tensor) if self.want_weighted else 1.0
+        unit = self.columns.unit(self.tensor.name, self.tensor.shape) if self.want_weighted else 1.0
         found = Measured(self.signal * factor)
         reference = max((k for k in self.ks if k in FULL_KS), default=None)
         for k in self.ks:
