@@ -12,12 +12,25 @@ namespace {
 
 constexpr int64_t kGrainBlocks = 4096;  // 131,072 weights: some twenty microseconds
 
+// Rows of x as they are, with zeros up to whole blocks.
+template <typename T>
+void pad_rows(const T* x, int64_t rows, int64_t cols, T* out) {
+    const int64_t padding = blocks_per_row(cols) * kBlock - cols;
+    for (int64_t m = 0; m < rows; ++m, x += cols) {
+        out = std::copy(x, x + cols, out);
+        out = std::fill_n(out, padding, T{});
+    }
+}
+
 // x in the type and order of the kernel's lanes, once a call: every row of W reads it.
 template <DType From, DType To>
 void arrange_as(const LinearArgs& a, int vectors, Stored<To>* out) {
     const int64_t cols = a.weight.cols, nblk = blocks_per_row(cols);
     const int lanes = kBlock / vectors;
     const auto* x = static_cast<const Stored<From>*>(a.x);
+    if constexpr (From == To) {
+        if (vectors == 1) return pad_rows(x, a.batch, cols, out);
+    }
     for (int64_t m = 0; m < a.batch; ++m, x += cols) {
         for (int64_t b = 0; b < nblk; ++b, out += kBlock) {
             const int length = block_length(b * kBlock, cols);
