@@ -119,9 +119,9 @@ int round_trip() {
     const QuantizeArgs quantize{w.data(), DType::f32, ScaleRule::absmax, tables.levels, nullptr, nullptr, 0, packed};
     quantize_with<Toy>(quantize, tables, 0, kRows * kBlocks);
     const DequantizeArgs dequantize{read_only(packed), back.data(), DType::f32};
-    dequantize_with<Toy, false>(dequantize, 0, kRows * kBlocks);
+    dequantize_with<Toy, DType::f32, false>(dequantize, 0, kRows * kBlocks);
     std::vector<double> sums(kRows * kStatsColumns);
-    stats_with<Toy>({w.data(), DType::f32, read_only(packed), sums.data()}, 0, kRows);
+    stats_with<Toy, DType::f32>({w.data(), DType::f32, read_only(packed), sums.data()}, 0, kRows);
 
     double noise = 0, signal = 0;
     for (size_t i = 0; i < w.size(); ++i) {

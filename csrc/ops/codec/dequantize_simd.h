@@ -17,7 +17,7 @@ inline bool streams(const DequantizeArgs& a) {
            reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
 }
 
-template <typename C, bool kStream>
+template <typename C, DType kType, bool kStream>
 void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
     const float* scales = scale_table();
     const typename C::Decoder decoder(a.packed.codebook);
@@ -25,7 +25,7 @@ void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block, at.next()) {
         F w[kVectors];
         decode_weights(w, decoder, a.packed.words + block * C::kWords, block_scale(a.packed, scales, block));
-        store_block<kStream>(w, a.out, a.dtype, at.first(), (*at).length);
+        store_block<kStream>(w, a.out, kType, at.first(), (*at).length);
     }
     if constexpr (kStream) stream_fence();
 }
@@ -33,7 +33,9 @@ void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
 void dequantize(const DequantizeArgs& a, int64_t begin, int64_t end) {
     with_codec(a.packed, [&](auto codec) {
         using C = decltype(codec);
-        streams(a) ? dequantize_with<C, true>(a, begin, end) : dequantize_with<C, false>(a, begin, end);
+        with_element(a.dtype, [&](auto d) {
+            streams(a) ? dequantize_with<C, d, true>(a, begin, end) : dequantize_with<C, d, false>(a, begin, end);
+        });
     });
 }
 

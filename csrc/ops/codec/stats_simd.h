@@ -28,7 +28,7 @@ struct RowStats {
     }
 };
 
-template <typename C>
+template <typename C, DType kType>
 void stats_with(const StatsArgs& a, int64_t begin, int64_t end) {
     const float* scales = scale_table();
     const typename C::Decoder decoder(a.packed.codebook);
@@ -39,7 +39,7 @@ void stats_with(const StatsArgs& a, int64_t begin, int64_t end) {
             const int64_t block = row * nblk + b, column = b * kBlock;
             const int length = block_length(column, cols);
             F w[kVectors], decoded[kVectors];
-            load_block(w, a.w, a.dtype, row * cols + column, length);
+            load_block(w, a.w, kType, row * cols + column, length);
             decode_weights(decoded, decoder, a.packed.words + block * C::kWords, block_scale(a.packed, scales, block));
             clear_tail(decoded, length);
             sums.add(w, decoded);
@@ -52,7 +52,9 @@ void stats_with(const StatsArgs& a, int64_t begin, int64_t end) {
 }
 
 void stats(const StatsArgs& a, int64_t begin, int64_t end) {
-    with_codec(a.packed, [&](auto codec) { stats_with<decltype(codec)>(a, begin, end); });
+    with_codec(a.packed, [&](auto codec) {
+        with_element(a.dtype, [&](auto d) { stats_with<decltype(codec), d>(a, begin, end); });
+    });
 }
 
 }  // namespace
