@@ -30,14 +30,15 @@ void scan(const py::object& w_arg, const py::object& amax_arg, const py::object&
 
 void quantize(const py::object& w_arg, const py::object& levels_arg, const Optional& amax_arg,
               const Optional& importance_arg, const py::object& packed_arg, const py::object& absmax_arg,
-              const Optional& codebook_arg, const std::string& scale, int threads, uintptr_t stream) {
+              const Optional& codebook_arg, const std::string& scale, int threads, uintptr_t stream,
+              const std::string& codec) {
     TensorView w("w", w_arg), levels("levels", levels_arg);
     w.is_floating().of_rank(2);
     levels.is(Element::f32).of_rank(1).on(w.device());
     TensorView packed("packed", packed_arg), absmax("absmax", absmax_arg),
         codebook("codebook", codebook_arg ? *codebook_arg : levels_arg);
     const PackedArgs out =
-        PackedArgs(w.size(0), w.size(1), w.device()).codebook(codebook, 1).planes(packed, absmax, true);
+        PackedArgs(w.size(0), w.size(1), w.device(), codec).codebook(codebook, 1).planes(packed, absmax, true);
     if (levels.size(0) != codebook.size(0)) throw py::value_error("codebook: its size is not that of levels");
     if (scale != "absmax" && scale != "mse")
         throw py::value_error("scale: must be 'absmax' or 'mse', got '" + scale + "'");
@@ -70,24 +71,25 @@ void quantize(const py::object& w_arg, const py::object& levels_arg, const Optio
 }
 
 void dequantize(const py::object& packed_arg, const py::object& absmax_arg, const py::object& codebook_arg,
-                const py::object& out_arg, int threads, uintptr_t stream) {
+                const py::object& out_arg, int threads, uintptr_t stream, const std::string& codec) {
     TensorView packed("packed", packed_arg), absmax("absmax", absmax_arg), codebook("codebook", codebook_arg),
         out("out", out_arg);
     out.is_floating().of_rank(2);
     const PackedArgs in =
-        PackedArgs(out.size(0), out.size(1), out.device()).codebook(codebook, 1).planes(packed, absmax, true);
+        PackedArgs(out.size(0), out.size(1), out.device(), codec).codebook(codebook, 1).planes(packed, absmax, true);
     const DequantizeArgs args{in.matrix(), out.data<void>(), out.dtype()};
     launch<DequantizeArgs>(dequantize_cpu, KBITQ_CUDA_OP(dequantize_cuda), args, out.device(), threads, stream);
 }
 
 void stats(const py::object& w_arg, const py::object& packed_arg, const py::object& absmax_arg,
-           const py::object& codebook_arg, const py::object& out_arg, int threads, uintptr_t stream) {
+           const py::object& codebook_arg, const py::object& out_arg, int threads, uintptr_t stream,
+           const std::string& codec) {
     TensorView w("w", w_arg), packed("packed", packed_arg), absmax("absmax", absmax_arg),
         codebook("codebook", codebook_arg), out("out", out_arg);
     w.is_floating().of_rank(2);
     out.is(Element::f64).shaped({w.size(0), kStatsColumns}).on(w.device());
     const PackedArgs in =
-        PackedArgs(w.size(0), w.size(1), w.device()).codebook(codebook, 1).planes(packed, absmax, true);
+        PackedArgs(w.size(0), w.size(1), w.device(), codec).codebook(codebook, 1).planes(packed, absmax, true);
     const StatsArgs args{w.data<void>(), w.dtype(), in.matrix(), out.data<double>()};
     launch<StatsArgs>(stats_cpu, KBITQ_CUDA_OP(stats_cuda), args, w.device(), threads, stream);
 }
@@ -101,11 +103,12 @@ void bind_codec(py::module_& m) {
         "amax[0] = largest finite magnitude; status = (count of non-finite elements, flat index of the first or -1).");
     m.def("quantize", &quantize, arg("w"), arg("levels"), arg("amax").none(true), arg("importance").none(true),
           arg("packed"), arg("absmax"), arg("codebook").none(true), arg("scale"), arg("threads") = 1, arg("stream") = 0,
-          "Fill packed, absmax and codebook from w [rows, cols].");
+          arg("codec") = "planes", "Fill packed, absmax and codebook from w [rows, cols].");
     m.def("dequantize", &dequantize, arg("packed"), arg("absmax"), arg("codebook"), arg("out"), arg("threads") = 1,
-          arg("stream") = 0, "Fill out [rows, cols].");
+          arg("stream") = 0, arg("codec") = "planes", "Fill out [rows, cols].");
     m.def("stats", &stats, arg("w"), arg("packed"), arg("absmax"), arg("codebook"), arg("out"), arg("threads") = 1,
-          arg("stream") = 0, "Fill out [rows, 3]: sum w^2, sum (w - w')^2, max |w - w'| of each row.");
+          arg("stream") = 0, arg("codec") = "planes",
+          "Fill out [rows, 3]: sum w^2, sum (w - w')^2, max |w - w'| of each row.");
 }
 
 }  // namespace kbitq

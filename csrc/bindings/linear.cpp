@@ -14,12 +14,13 @@ namespace {
 
 void linear(const py::object& x_arg, const py::object& packed_arg, const py::object& absmax_arg,
             const py::object& codebook_arg, const std::optional<py::object>& bias_arg, const py::object& out_arg,
-            int threads) {
+            int threads, const std::string& codec) {
     TensorView x("x", x_arg), packed("packed", packed_arg), absmax("absmax", absmax_arg),
         codebook("codebook", codebook_arg), y("out", out_arg);
     x.is_floating().of_rank(2).on(kCpu);
     packed.of_rank(2);
-    const PackedArgs weight = PackedArgs(packed.size(0), x.size(1), kCpu).codebook(codebook, 2).planes(packed, absmax);
+    const PackedArgs weight =
+        PackedArgs(packed.size(0), x.size(1), kCpu, codec).codebook(codebook, 2).planes(packed, absmax);
     LinearArgs args{};
     args.x = x.data<void>();
     args.dtype = x.dtype();
@@ -39,7 +40,8 @@ void linear(const py::object& x_arg, const py::object& packed_arg, const py::obj
 void bind_linear(py::module_& m) {
     using py::arg;
     m.def("linear", &linear, arg("x"), arg("packed"), arg("absmax"), arg("codebook"), arg("bias").none(true),
-          arg("out"), arg("threads") = 1, "out [M, rows] = x [M, cols] W^T + bias on the CPU; codebook [groups, 2^K].");
+          arg("out"), arg("threads") = 1, arg("codec") = "planes",
+          "out [M, rows] = x [M, cols] W^T + bias on the CPU; codebook [groups, levels].");
 }
 
 }  // namespace kbitq

@@ -6,19 +6,32 @@
 namespace kbitq {
 namespace {
 
-// K of a codebook argument with 2^K levels along its last dimension.
-int bits_of(const TensorView& codebook) {
+// K of a codebook argument with 2^K levels along its last dimension; of the trellis, 2^(K + 2).
+int bits_of(const TensorView& codebook, Codec codec) {
     const int64_t levels = codebook.size(codebook.rank() - 1);
-    for (int k = kMinBits; k <= kMaxBits; ++k) {
-        if (levels == (int64_t{1} << k)) return k;
+    const bool trellis = codec == Codec::trellis;
+    const int least = trellis ? kTrellisMinBits : kMinBits, most = trellis ? kTrellisMaxBits : kMaxBits;
+    const int extra = trellis ? kTrellisExtraBits : 0;
+    for (int k = least; k <= most; ++k) {
+        if (levels == (int64_t{1} << (k + extra))) return k;
     }
-    throw py::value_error("codebook: has " + std::to_string(levels) + " levels, needs 2^K with K from 2 to 8");
+    throw py::value_error("codebook: has " + std::to_string(levels) + " levels, needs 2^" +
+                          (trellis ? "(K + 2)" : "K") + " with K from " + std::to_string(least) + " to " +
+                          std::to_string(most));
 }
 
 }  // namespace
 
-PackedArgs::PackedArgs(int64_t rows, int64_t cols, int device) : device_(device) {
-    view_.codec = Codec::planes;
+PackedArgs::PackedArgs(int64_t rows, int64_t cols, int device, const std::string& codec) : device_(device) {
+    if (codec == "planes") {
+        view_.codec = Codec::planes;
+        view_.scale_blocks = 1;
+    } else if (codec == "trellis" || codec == "trellis/128") {
+        view_.codec = Codec::trellis;
+        view_.scale_blocks = codec == "trellis" ? 1 : kWideScaleBlocks;
+    } else {
+        throw py::value_error("codec: must be 'planes', 'trellis' or 'trellis/128', got '" + codec + "'");
+    }
     view_.rows = rows;
     view_.cols = cols;
     view_.groups = 1;
@@ -30,7 +43,7 @@ PackedArgs& PackedArgs::codebook(TensorView& codebook, size_t rank) {
     if (rank == 2) view_.groups = codebook.size(0);
     if (view_.groups < 1 || view_.rows % view_.groups)
         throw py::value_error("codebook: its groups must divide the rows of the matrix");
-    return bits(bits_of(codebook));
+    return bits(bits_of(codebook, view_.codec));
 }
 
 PackedArgs& PackedArgs::bits(int k) {
@@ -42,17 +55,17 @@ PackedArgs& PackedArgs::planes(TensorView& packed, TensorView& absmax, bool allo
     const int64_t nblk = blocks_per_row(view_.cols);
     packed.is(Element::i32).shaped({view_.rows, nblk * view_.k}).on(device_);
     view_.words = packed.data<uint32_t>();
-    if (allow_float && absmax.element() == Element::f32) {
+    if (allow_float && view_.codec == Codec::planes && absmax.element() == Element::f32) {
         view_.float_scales = absmax.data<float>();
     } else {
         view_.scales = absmax.is(Element::u8).data<uint8_t>();
     }
-    absmax.shaped({view_.rows, nblk}).on(device_);
+    absmax.shaped({view_.rows, scales_per_row(view_)}).on(device_);
     return *this;
 }
 
 PackedArgs& PackedArgs::tiles(TensorView& tiles) {
-    if (view_.k > kTileMaxBits)
+    if (view_.codec != Codec::planes || view_.k > kTileMaxBits)
         throw py::value_error("codebook: tiles have 2 to 5 bits, got " + std::to_string(view_.k));
     tiles.is(Element::i32).shaped({row_tiles(view_.rows), tile_chunks(view_.cols), tile_words(view_.k)}).on(device_);
     view_.words = tiles.data<uint32_t>();

@@ -1,11 +1,15 @@
 // What the vector kernels of all codecs take and give. A codec is a struct C (codecs/planes_simd.h: Planes<K>) with
 //
 //     kWords                               words of a block
+//     kScaleBlocks                         blocks that share a scale
 //     Decoder(codebook)                    what decoding needs of one codebook, made once for a range of blocks
 //       decode_block<Order>(level, words)  levels of a block, not yet times its scale
 //     Encoder(tables)                      likewise
 //       encode_block(source, rule, words, scale)
 //                                          fills the words of a block, and its scale byte unless the rule is `exact`
+//
+//     kTogether                            whether Encoder takes many blocks side by side instead: kUnits, put, encode,
+//                                          take (codecs/trellis_encode_simd.h)
 //
 // and a line in codecs/dispatch_simd.h. The ops are templates on C.
 #pragma once

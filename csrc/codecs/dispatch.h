@@ -4,6 +4,7 @@
 
 #include "codecs/packed_matrix.h"
 #include "codecs/planes_encode_tables.h"
+#include "codecs/trellis_encode_tables.h"
 
 namespace kbitq {
 
@@ -15,6 +16,12 @@ static inline void with_encode_tables(const PackedOutput& packed, const float* l
             PlanesTables tables;
             static_cast<EncodeTables&>(tables) = common;
             fill_tables(tables, levels, packed.k);
+            return run(tables);
+        }
+        case Codec::trellis: {
+            TrellisTables tables;
+            static_cast<EncodeTables&>(tables) = common;
+            fill_tables(tables, levels, packed.k, packed.scale_blocks);
             return run(tables);
         }
     }

@@ -3,6 +3,7 @@
 
 #include "codecs/packed_matrix.h"
 #include "codecs/planes_scalar.h"
+#include "codecs/trellis_scalar.h"
 
 namespace kbitq {
 namespace {
@@ -11,6 +12,7 @@ template <typename Matrix, typename Run>
 void with_codec(const Matrix& packed, Run&& run) {
     switch (packed.codec) {
         case Codec::planes: return run(PlanesScalar(packed.k));
+        case Codec::trellis: return run(TrellisScalar(packed.k));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "codecs/packed_matrix.h"
 #include "codecs/planes_simd.h"
+#include "codecs/trellis_simd.h"
 
 namespace kbitq::KBITQ_ISA {
 namespace {
@@ -12,6 +13,10 @@ template <typename Matrix, typename Run>
 inline void with_codec(const Matrix& packed, Run&& run) {
     switch (packed.codec) {
         case Codec::planes: return with_bits(packed.k, [&](auto k) { run(Planes<k>()); });
+        case Codec::trellis:
+            return with_trellis_bits(packed.k, [&](auto k) {
+                packed.scale_blocks == 1 ? run(Trellis<k, 1>()) : run(Trellis<k, kWideScaleBlocks>());
+            });
     }
 }
 

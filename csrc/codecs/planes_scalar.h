@@ -24,8 +24,9 @@ class PlanesScalar {
         });
     }
 
-    void encode_block(const EncodeTables& tables, const SourceBlock& b, ScaleRule rule, uint32_t* words,
-                      uint8_t* scale) const {
+    void encode(const EncodeTables& tables, const SourceBlock* block, int, ScaleRule rule, uint32_t* words,
+                uint8_t* scale) const {
+        const SourceBlock& b = *block;
         const auto& t = static_cast<const PlanesTables&>(tables);
         float s = b.most;
         if (rule != ScaleRule::exact) {

@@ -157,6 +157,8 @@ class PlanesEncoder {
 template <int K>
 struct Planes {
     static constexpr int kWords = K;  // of a block
+    static constexpr int kScaleBlocks = 1;
+    static constexpr bool kTogether = false;
     using Decoder = PlanesDecoder<K>;
     using Encoder = PlanesEncoder<K>;
 };

@@ -32,15 +32,21 @@ inline I splat_int(int v) { return _mm256_set1_epi32(v); }
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F magnitude(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline F and_bits(F a, const uint32_t* bits) {
     return _mm256_and_ps(a, _mm256_loadu_ps(reinterpret_cast<const float*>(bits)));
 }
+inline I load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store(int32_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
 inline I or_int(I a, I b) { return _mm256_or_si256(a, b); }
 inline I double_int(I a) { return _mm256_add_epi32(a, a); }
 
 inline M greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+inline M equal(I a, I b) { return _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)); }
+inline F where(M m, F a, F b) { return _mm256_blendv_ps(b, a, m); }  // a where the mask is set, else b
+inline I where(M m, I a, I b) { return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m)); }
 inline uint32_t mask_bits(M m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
 // index | (bit where the mask is set)
 inline I or_where(I index, M m, int bit) {

@@ -33,6 +33,7 @@ inline I splat_int(int v) { return _mm512_set1_epi32(v); }
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F magnitude(F a) {
     return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF)));
@@ -40,10 +41,15 @@ inline F magnitude(F a) {
 inline F and_bits(F a, const uint32_t* bits) {
     return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_loadu_si512(bits)));
 }
+inline I load(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I or_int(I a, I b) { return _mm512_or_epi32(a, b); }
 inline I double_int(I a) { return _mm512_add_epi32(a, a); }
 
 inline M greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline M equal(I a, I b) { return _mm512_cmpeq_epi32_mask(a, b); }
+inline F where(M m, F a, F b) { return _mm512_mask_blend_ps(m, b, a); }  // a where the mask is set, else b
+inline I where(M m, I a, I b) { return _mm512_mask_blend_epi32(m, b, a); }
 inline uint32_t mask_bits(M m) { return m; }
 // index | (bit where the mask is set)
 inline I or_where(I index, M m, int bit) { return _mm512_mask_or_epi32(index, m, index, _mm512_set1_epi32(bit)); }

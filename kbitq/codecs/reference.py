@@ -170,7 +170,7 @@ def prepare_importance(importance: npt.ArrayLike) -> Array:
     return np.ldexp(w, 1 - np.frexp(w.max(initial=0))[1]).astype(F32)
 
 
-def _weight_blocks(importance: npt.ArrayLike, rows: int, cols: int) -> Array:
+def weight_blocks(importance: npt.ArrayLike, rows: int, cols: int) -> Array:
     """``[cols]`` or ``[G, cols]`` -> ``[rows, nblk, 32]``; row r has the weights of group ``r // (rows/G)``."""
     w = prepare_importance(importance).reshape(-1, cols)
     blocks = to_blocks(np.repeat(w, rows // len(w), axis=0))
@@ -196,7 +196,7 @@ def quantize(
     levels = _checked_levels(levels, k)
     x = tensor_exponent(float(np.abs(w).max(initial=0)))
     v = w * np.ldexp(F32(1), -x)
-    weights = None if importance is None else _weight_blocks(importance, *w.shape)
+    weights = None if importance is None else weight_blocks(importance, *w.shape)
     packed, absmax = _quantize_scaled(v, levels, top_byte(x, dtype), scale, weights)
     return packed, absmax, np.ldexp(levels, x)
 

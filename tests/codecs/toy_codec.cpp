@@ -67,6 +67,8 @@ class ToyEncoder {
 
 struct Toy {
     static constexpr int kWords = 8;
+    static constexpr int kScaleBlocks = 1;
+    static constexpr bool kTogether = false;
     using Decoder = ToyDecoder;
     using Encoder = ToyEncoder;
 };
@@ -114,7 +116,7 @@ int round_trip() {
     for (size_t i = 0; i < w.size(); ++i) w[i] = std::sin(static_cast<float>(i) * 1.7f);
     std::vector<uint32_t> words(kRows * kBlocks * Toy::kWords);
     std::vector<uint8_t> scales(kRows * kBlocks);
-    const PackedOutput packed{Codec::planes, 8, kRows, kCols, 1, words.data(), scales.data(), nullptr, tables.levels};
+    const PackedOutput packed{Codec::planes, 8, 1, kRows, kCols, 1, words.data(), scales.data(), nullptr, tables.levels};
 
     const QuantizeArgs quantize{w.data(), DType::f32, ScaleRule::absmax, tables.levels, nullptr, nullptr, 0, packed};
     quantize_with<Toy>(quantize, tables, 0, kRows * kBlocks);

@@ -24,7 +24,8 @@ void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
     BlockWalk at(begin, a.packed.cols);
     for (int64_t block = begin; block < end; ++block, at.next()) {
         F w[kVectors];
-        decode_weights(w, decoder, a.packed.words + block * C::kWords, block_scale(a.packed, scales, block));
+        const int64_t scale = scale_index_of<C>(a.packed, block, (*at).row, (*at).column);
+        decode_weights(w, decoder, a.packed.words + block * C::kWords, scale_value(a.packed, scales, scale));
         store_block<kStream>(w, a.out, kType, at.first(), (*at).length);
     }
     if constexpr (kStream) stream_fence();

@@ -20,7 +20,7 @@ struct ScanRange {
 
 struct Kernels {
     void (*scan)(const ScanArgs&, int64_t begin, int64_t end, ScanRange& out);               // elements
-    void (*quantize)(const QuantizeArgs&, const EncodeTables&, int64_t begin, int64_t end);  // blocks
+    void (*quantize)(const QuantizeArgs&, const EncodeTables&, int64_t begin, int64_t end);  // scales
     void (*dequantize)(const DequantizeArgs&, int64_t begin, int64_t end);                   // blocks
     void (*stats)(const StatsArgs&, int64_t begin, int64_t end);                             // rows
 };

@@ -31,10 +31,15 @@ SourceBlock read_source(const QuantizeArgs& a, float to_blocks, const BlockAt& a
 
 void quantize_scalar(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, int64_t end) {
     with_codec(a.packed, [&](auto codec) {
-        for (int64_t block = begin; block < end; ++block) {
-            const SourceBlock b = read_source(a, tables.to_blocks, block_at(block, a.packed.cols));
-            if (a.rule == ScaleRule::exact) a.packed.float_scales[block] = b.most;
-            codec.encode_block(tables, b, a.rule, a.packed.words + block * codec.words(), a.packed.scales + block);
+        SourceBlock source[kWideScaleBlocks];
+        for (int64_t scale = begin; scale < end; ++scale) {
+            const ScaleAt at = scale_at(a.packed, scale);
+            for (int b = 0; b < at.blocks; ++b) {
+                source[b] = read_source(a, tables.to_blocks, block_at(at.block + b, a.packed.cols));
+            }
+            if (a.rule == ScaleRule::exact) a.packed.float_scales[scale] = source[0].most;
+            uint32_t* words = a.packed.words + at.block * codec.words();
+            codec.encode(tables, source, at.blocks, a.rule, words, a.packed.scales + scale);
         }
     });
 }
@@ -42,7 +47,7 @@ void quantize_scalar(const QuantizeArgs& a, const EncodeTables& tables, int64_t 
 // W' of one block: what the decode rule gives, in float32.
 template <typename C>
 void decode_weights(float (&w)[kBlock], const C& codec, const PackedMatrix& packed, int64_t block) {
-    const float s = block_scale(packed, scale_table(), block);
+    const float s = scale_value(packed, scale_table(), scale_index(packed, block, block_at(block, packed.cols)));
     codec.decode_block(w, packed.words + block * codec.words(), packed.codebook);
     for (float& level : w) level *= s;
 }

@@ -7,7 +7,8 @@
 namespace kbitq {
 namespace {
 
-constexpr int64_t kGrainBlocks = 256;  // 8,192 weights: some ten microseconds
+constexpr int64_t kGrainScales = 256;  // of planes 8,192 weights: some ten microseconds
+constexpr int64_t kGrainWalks = 32;    // of a codec that searches for walks
 
 // Writes the stored codebook, levels * 2^x.
 void write_codebook(const QuantizeArgs& a, int x) {
@@ -24,7 +25,8 @@ void quantize_cpu(const QuantizeArgs& a, int threads) {
     if (a.packed.codebook) write_codebook(a, x);
     const Kernels& k = kernels();
     with_encode_tables(a.packed, a.levels, common, [&](const EncodeTables& tables) {
-        parallel_for(a.packed.rows * blocks_per_row(a.packed.cols), kGrainBlocks, threads,
+        const int64_t grain = a.packed.codec == Codec::planes ? kGrainScales : kGrainWalks;
+        parallel_for(a.packed.rows * scales_per_row(a.packed), grain, threads,
                      [&](int64_t begin, int64_t end) { k.quantize(a, tables, begin, end); });
     });
 }

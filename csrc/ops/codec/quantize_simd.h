@@ -1,6 +1,7 @@
 // quantize, vector: a block in registers, encoded there.
 #pragma once
 
+#include "codecs/block_scale.h"
 #include "codecs/dispatch_simd.h"
 #include "ops/codec/quantize.h"
 
@@ -21,10 +22,11 @@ inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const Blo
     for (int q = 0; q < kVectors; ++q) weight[q] = load(from + q * kLanes);
 }
 
-inline void read_source(SourceBlock& b, const QuantizeArgs& a, F to_blocks, const BlockWalk& walk) {
+// `first`: the block's first element in the matrix.
+inline void read_source(SourceBlock& b, const QuantizeArgs& a, F to_blocks, int64_t first, int length) {
     F most = splat(0.0f);
-    b.length = (*walk).length;
-    load_block(b.v, a.w, a.dtype, walk.first(), b.length);
+    b.length = length;
+    load_block(b.v, a.w, a.dtype, first, length);
     for (int q = 0; q < kVectors; ++q) {
         b.v[q] = mul(b.v[q], to_blocks);
         most = max(most, magnitude(b.v[q]));
@@ -40,7 +42,7 @@ void quantize_with(const QuantizeArgs& a, const EncodeTables& tables, int64_t be
     BlockWalk walk(begin, a.packed.cols);
     for (int64_t block = begin; block < end; ++block, walk.next()) {
         SourceBlock b;
-        read_source(b, a, to_blocks, walk);
+        read_source(b, a, to_blocks, walk.first(), (*walk).length);
         b.weighted = rule == ScaleRule::mse && (a.importance || b.length < kBlock);
         if (b.weighted) load_weights(b.weight, a, *walk);
         if (rule == ScaleRule::exact) a.packed.float_scales[block] = b.most;
@@ -48,8 +50,43 @@ void quantize_with(const QuantizeArgs& a, const EncodeTables& tables, int64_t be
     }
 }
 
+// The same for a codec that encodes many blocks side by side.
+template <typename C>
+void quantize_together(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, int64_t end) {
+    using Encoder = typename C::Encoder;
+    Encoder encoder(tables);
+    const F to_blocks = splat(tables.to_blocks);
+    for (int64_t first = begin; first < end; first += Encoder::kUnits) {
+        const int units = end - first < Encoder::kUnits ? static_cast<int>(end - first) : Encoder::kUnits;
+        encoder.clear();
+        for (int u = 0; u < units; ++u) {
+            const ScaleAt scale = scale_at(a.packed, first + u);
+            for (int b = 0; b < scale.blocks; ++b) {
+                const BlockAt at = block_at(scale.block + b, a.packed.cols);
+                SourceBlock source;
+                read_source(source, a, to_blocks, at.row * a.packed.cols + at.column, at.length);
+                source.weighted = a.importance || at.length < kBlock;
+                if (source.weighted) load_weights(source.weight, a, at);
+                encoder.put(u, b, source);
+            }
+        }
+        encoder.encode(a.rule);
+        for (int u = 0; u < units; ++u) {
+            const ScaleAt scale = scale_at(a.packed, first + u);
+            a.packed.scales[first + u] = encoder.take(u, a.packed.words + scale.block * C::kWords);
+        }
+    }
+}
+
 void quantize(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, int64_t end) {
-    with_codec(a.packed, [&](auto codec) { quantize_with<decltype(codec)>(a, tables, begin, end); });
+    with_codec(a.packed, [&](auto codec) {
+        using C = decltype(codec);
+        if constexpr (C::kTogether) {
+            quantize_together<C>(a, tables, begin, end);
+        } else {
+            quantize_with<C>(a, tables, begin, end);
+        }
+    });
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ void stats_with(const StatsArgs& a, int64_t begin, int64_t end) {
             const int length = block_length(column, cols);
             F w[kVectors], decoded[kVectors];
             load_block(w, a.w, kType, row * cols + column, length);
-            decode_weights(decoded, decoder, a.packed.words + block * C::kWords, block_scale(a.packed, scales, block));
+            const float scale = scale_value(a.packed, scales, scale_index_of<C>(a.packed, block, row, column));
+            decode_weights(decoded, decoder, a.packed.words + block * C::kWords, scale);
             clear_tail(decoded, length);
             sums.add(w, decoded);
         }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codecs/planes_bf16.h"
+#include "codecs/trellis_bf16.h"
 #include "ops/linear/linear_simd.h"
 
 namespace kbitq::KBITQ_ISA {

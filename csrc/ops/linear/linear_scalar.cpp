@@ -1,4 +1,5 @@
 // linear, one weight at a time: for machines without a vector version, and for tests.
+#include "codecs/block_scale.h"
 #include "codecs/dispatch_scalar.h"
 #include "cpu/element.h"
 #include "cpu/scale_table.h"
@@ -23,7 +24,7 @@ void multiply_row(const C& codec, const PackedMatrix& w, int64_t row, const floa
             const float* xs = x + (m * nblk + b) * kBlock;
             float part = 0.0f;
             for (int i = 0; i < kBlock; ++i) part += level[i] * xs[i];
-            y[m] += scale_table()[w.scales[block]] * part;
+            y[m] += scale_value(w, scale_table(), scale_index(w, block, {row, b * kBlock, kBlock})) * part;
         }
     }
 }

@@ -51,14 +51,14 @@ inline void linear_tile(const LinearArgs& a, const typename Product::X* x, const
     F acc[R][B];
     for (int r = 0; r < R; ++r) {
         words[r] = a.weight.words + (row + r) * nblk * C::kWords;
-        bytes[r] = a.weight.scales + (row + r) * nblk;
+        bytes[r] = a.weight.scales + (row + r) * scales_per_row(a.weight.cols, C::kScaleBlocks);
         for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
     }
     const auto* xs = x + m * nblk * kBlock;
     for (int64_t block = 0; block < nblk; ++block, xs += kBlock) {
         for (int r = 0; r < R; ++r) {
             const auto levels = product.decode_block(words[r] + block * C::kWords);
-            const F scale = splat(scales[bytes[r][block]]);
+            const F scale = splat(scales[bytes[r][block / C::kScaleBlocks]]);
             for (int b = 0; b < B; ++b) {
                 acc[r][b] = fused(Product::multiply(levels, xs + b * nblk * kBlock), scale, acc[r][b]);
             }
