@@ -7,9 +7,10 @@ import re
 from typing import Any, NamedTuple
 
 from kbitq.cli.console import console
+from kbitq.cli.signals import INTERRUPTED, Stopped, by
 from kbitq.errors import KbitqError
 
-FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
+FAILED = 1
 
 _BY_ERRNO = {
     errno.ENOSPC: (
@@ -70,15 +71,6 @@ _CALLED_HERE = {
 """Options of other quantizers, and what they are called here."""
 
 
-class Terminated(BaseException):
-    """SIGTERM, as an exception: like Ctrl-C it must run everything that cleans up."""
-
-
-def stop(signal_number: int, frame: object) -> None:
-    """Signal handler."""
-    raise Terminated
-
-
 class Explanation(NamedTuple):
     """What a reader gets to see of an error."""
 
@@ -91,8 +83,8 @@ def explain(error: BaseException) -> Explanation:
     """The sentence, the hint and the exit code for any exception."""
     if isinstance(error, KeyboardInterrupt):
         return Explanation("interrupted", console.unfinished, INTERRUPTED)
-    if isinstance(error, Terminated):
-        return Explanation("interrupted by SIGTERM", console.unfinished, TERMINATED)
+    if isinstance(error, Stopped):
+        return Explanation(f"interrupted{by(error.number)}", console.unfinished, 128 + error.number)
     if is_usage_error(error):
         return _usage(error)
     if isinstance(error, KbitqError):

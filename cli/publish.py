@@ -11,6 +11,7 @@ import typer
 from kbitq import checkpoint, hub
 from kbitq.cli import cards
 from kbitq.cli.console import console
+from kbitq.cli.signals import at_once
 from kbitq.errors import CheckpointError
 
 
@@ -45,4 +46,5 @@ def prepared(path: Path, repo: hub.Repo, base: str | None) -> str:
 def publish(path: Path, repo: hub.Repo, *, base: str | None, private: bool, pull_request: bool) -> hub.Pushed:
     """Upload ``path`` with its card after checking it. Raises as ``prepared`` does, and HubError."""
     card = prepared(path, repo, base)
-    return hub.push(path, repo, card=card, private=private, pull_request=pull_request)
+    with at_once("run kbitq push again; files that the Hub has are not sent twice"):
+        return hub.push(path, repo, card=card, private=private, pull_request=pull_request)

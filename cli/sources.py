@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kbitq.cli.console import console
+from kbitq.cli.signals import at_once
 
 if TYPE_CHECKING:
     from kbitq.checkpoint.source.storage import Storage
@@ -46,5 +47,6 @@ def find(source: Path, *, stream: bool = False) -> Found:
     if stream:
         storage = hub.HubStorage(repo)
         return Found(storage, f"{repo.id}@{storage.commit}")
-    snapshot = hub.download(repo)
+    with at_once("run the same command again; the download goes on where it stopped"):
+        snapshot = hub.download(repo)
     return Found(snapshot, f"{repo.id}@{snapshot.name}")  # the Hub's cache names a snapshot by its commit

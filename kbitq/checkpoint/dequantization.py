@@ -21,7 +21,7 @@ from kbitq.checkpoint.output.folder import (
     write_index,
 )
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, lay_out
-from kbitq.checkpoint.output.staging import Staging
+from kbitq.checkpoint.output.staging import Staging, remove_leftovers
 from kbitq.checkpoint.plan.totals import kept_row, quantized_row, totals
 from kbitq.checkpoint.quantization import RunReport
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
@@ -60,6 +60,8 @@ def dequantize_checkpoint(
     if dtype is not None and dtype not in DTYPE_NAMES:
         raise KbitqError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, not {dtype!r}")
     opened, target = open_quantized(path), Path(out)
+    if not force:
+        remove_leftovers(target)
     check_destination(opened.checkpoint, target, force, is_file=is_file_name(target))
     if dtype is not None:
         opened.tensors = {n: _with_dtype(t, DTYPE_NAMES[dtype]) for n, t in opened.tensors.items()}

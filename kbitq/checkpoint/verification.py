@@ -11,10 +11,11 @@ import torch
 
 from kbitq.checkpoint.comparison import Comparison
 from kbitq.checkpoint.output.checksums import check_checksums
+from kbitq.checkpoint.output.staging import leftovers
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import is_kbitq, open_source
-from kbitq.checkpoint.source.storage import Storage
+from kbitq.checkpoint.source.storage import Storage, local_path
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants
 from kbitq.choose.importance import load_importance
@@ -75,6 +76,7 @@ def verify(
     """
     weights = load_importance(os.fspath(importance)) if importance is not None else None
     checkpoint = open_checkpoint(path)
+    place = local_path(checkpoint.storage)
     if not is_kbitq(checkpoint):
         raise CheckpointError(
             f"{checkpoint.where} is not quantized by kbitq, so there is nothing to verify",
@@ -88,6 +90,8 @@ def verify(
         report.problems.append(str(error))
         return report
     _check_structure(opened, report)
+    for folder in leftovers(place) if place is not None else ():
+        report.checks.append(f"left over: {folder} is of a run that was cut after its output was complete; remove it")
     with TileReader(checkpoint) as reader:
         meter = ProgressMeter(progress, _bytes_to_read(checkpoint, opened))
         _check_values(opened, reader, report, meter)

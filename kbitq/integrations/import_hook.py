@@ -9,12 +9,16 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kbitq.errors import KbitqError
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # the import system asks for methods, not for classes; this module is imported by each use of kbitq
+    Loader = MetaPathFinder = object
 
 TRANSFORMERS_REGISTRY = "transformers.quantizers.auto"
 """The module of transformers that holds the tables of quantizers."""

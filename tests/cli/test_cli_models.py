@@ -8,23 +8,9 @@ import pytest
 import torch
 
 from helpers.program import Kbitq, Result
+from helpers.small_models import save_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-
-
-def make_tokenizer(folder: Path) -> None:
-    """A tokenizer of single characters."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    characters = ["<eos>", "<unk>", *map(chr, range(32, 127))]
-    model = models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<unk>")
-    tokenizer = Tokenizer(model)
-    from tokenizers import Regex, pre_tokenizers
-
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
-    fast.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +24,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("language-model")
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    make_tokenizer(folder)
+    save_tokenizer(folder)
     return folder
 
 

@@ -1,6 +1,7 @@
 """Small, randomly initialised models of the kinds that matter to loading, and inputs for them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,3 +90,15 @@ def outputs(model: Any, kind: str) -> torch.Tensor:
     with torch.no_grad():
         result = model(**given)
     return result.logits if hasattr(result, "logits") else result.last_hidden_state
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of single characters, 97 of them."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    characters = ["<eos>", "<unk>", *map(chr, range(32, 127))]
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+    fast.save_pretrained(folder)

@@ -63,7 +63,7 @@ def test_every_module_is_named_in_the_map() -> None:
 
 
 def test_every_option_is_in_docs_cli() -> None:
-    from kbitq.cli.main import app
+    from kbitq.cli.app import app
 
     page = (ROOT / "docs/cli.md").read_text()
     missing = []

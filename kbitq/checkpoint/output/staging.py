@@ -22,6 +22,39 @@ def working_folders(final: Path) -> tuple[Path, Path]:
     return final.parent / f".{final.name}{STAGING_SUFFIX}", final.parent / f".{final.name}{_REPLACED_SUFFIX}"
 
 
+def leftovers(final: Path) -> list[Path]:
+    """The hidden folders beside a complete output that a run left which was cut before it had tidied up.
+
+    One that another run is at work in is none of them, nor one that holds work to go on from.
+    """
+    staging, replaced = working_folders(final)
+    if not os.path.lexists(final) or _locked(staging):
+        return []
+    bare = not any(p.is_file() for p in staging.rglob("*") if p not in (staging / _LOCK, staging / _JOURNAL))
+    return [f for f in ([staging] if bare else []) + [replaced] if f.is_dir() and not f.is_symlink()]
+
+
+def remove_leftovers(final: Path) -> None:
+    """Remove what ``leftovers`` finds; what cannot be removed stays."""
+    for folder in leftovers(final):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path) -> bool:
+    """Whether a run is at work in a hidden folder."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 class Staging:
     """The hidden folder beside the final name in which one run at a time builds an output, renamed when all is synced.
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kbitq.checkpoint.output.destination import check_destination, default_output, is_file_name
+from kbitq.checkpoint.output.staging import remove_leftovers
 from kbitq.checkpoint.plan.options import QuantizeOptions, check_options
 from kbitq.checkpoint.plan.plan import Plan, given_levels
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan, plan_tensor
@@ -51,6 +52,8 @@ def plan_quantize(
     importance = _importance(checkpoint, tensors, options)
     plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance)
     if not dry:
+        if not options.force:  # with it, a run takes such a folder over
+            remove_leftovers(target)
         check_output(plan)
     _ = plan.shards  # laid out now, so that a plan that cannot be written is refused before work starts
     return plan
