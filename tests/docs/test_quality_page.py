@@ -1,0 +1,55 @@
+"""docs/quality.md and its pictures show what benchmarks/quality.json holds."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "quality.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def quality() -> Any:
+    """The module benchmarks/quality.py, which imports its neighbours as a script does."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("quality")
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_table_is_that_of_the_data(quality: Any) -> None:
+    assert quality.table(quality.load()) in PAGE
+
+
+def test_every_series_is_drawn_and_every_point_says_how_it_was_measured(quality: Any) -> None:
+    data = quality.load()
+    assert [s.name for s in quality.SERIES] == list(data["series"]) == list(quality.quality_plot.LOOKS)
+    points = [point for series in data["series"].values() for point in series]
+    assert len(points) >= 30 and all(point["command"] and point["date"] for point in points)
+
+
+@pytest.mark.parametrize("name", ["quality.svg", "divergence.svg"])
+def test_the_pictures_are_those_of_the_data(quality: Any, name: str) -> None:
+    """Every point and every label, wherever this version of the drawing library puts them."""
+    pytest.importorskip("vl_convert")
+    marks = r'aria-label="bits a weight: [^"]*"'
+    drawn, kept = quality.PLOTS[name](quality.load()), (ROOT / "docs" / name).read_text()
+    assert sorted(re.findall(marks, drawn)) == sorted(re.findall(marks, kept)) != []
+    assert re.findall(r">([^<>]+)</text>", drawn) == re.findall(r">([^<>]+)</text>", kept)
+    assert f"]({name})" in PAGE
+
+
+def test_the_words_of_the_page_have_their_figures(quality: Any) -> None:
+    """What the text quotes of the data is what the data says."""
+    by_label = {p["label"]: p for p in quality.load()["series"]["kbitq --bpw"]}
+    one_k = {p["label"]: p for p in quality.load()["series"]["kbitq, one K"]}
+    middle = (one_k["--k 2"]["perplexity"] + one_k["--k 3"]["perplexity"]) / 2
+    told = [f"{by_label['--bpw 2.75']['perplexity']:.2f}", f"{middle:.2f}"]
+    told += [f"{by_label['--bpw 3.25']['divergence']:.3f}", f"{one_k['--k 3']['divergence']:.3f}"]
+    text = PAGE.split(quality.START)[0]
+    assert [figure for figure in told if figure not in text] == []
