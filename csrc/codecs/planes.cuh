@@ -1,5 +1,5 @@
 // Planes, as the ops that go block by block see them: the words of a block <-> indices, eight neighbours at a time, in
-// two registers at most; and the scale of a block.
+// two registers at most.
 //
 // Byte t of a block's words w[0..K-1] holds the plane bits of elements 8t .. 8t+7. Four planes' bytes in one register
 // are a 4 x 8 bit matrix; its transpose has an index's four bits together:
@@ -13,9 +13,7 @@
 
 #include <cstdint>
 
-#include "codecs/packed_matrix.h"
 #include "format/block.h"
-#include "format/scale_e4m4.h"
 
 namespace kbitq {
 namespace {
@@ -106,8 +104,10 @@ __device__ __forceinline__ void planes_of_indices(const EightIndices<K> (&group)
 // What dequantize and stats ask of a codec.
 template <int K>
 struct Planes {
-    static constexpr int kWords = K;      // of a block
-    static constexpr int kIndexBits = K;  // of an index into the codebook
+    static constexpr int kWords = K;            // of a block
+    static constexpr int kIndexBits = K;        // of an index into the codebook
+    static constexpr int kScaleBlocks = 1;      // neighbouring blocks of a row that share a scale
+    static constexpr bool kFloatScales = true;  // scales may be float32 instead of bytes
     using Indices = EightIndices<K>;
 
     // The indices of elements 8t .. 8t + 7.
@@ -115,13 +115,6 @@ struct Planes {
         return indices_of_planes<K>(w, byte_of_two(t));
     }
 };
-
-// The scale of a block in the order of rows.
-template <bool kFloatScale>
-__device__ __forceinline__ float load_scale(const PackedMatrix& m, int64_t block) {
-    if constexpr (kFloatScale) return m.float_scales[block];
-    return decode_e4m4(m.scales[block]);
-}
 
 }  // namespace
 }  // namespace kbitq

@@ -4,11 +4,12 @@
 //     lane      0        1         2         3     | 4 ..        four lanes a block, eight blocks a step
 //     elements  0..7     8..15     16..23    24..31              each reads the block's words, all in one transaction
 //
-// The codec (codecs/planes.cuh) makes eight indices of the words, in one or two registers. Up to 32 levels live one in
-// each lane, where a shuffle fetches them; more lie in shared memory.
+// The codec (codecs/planes.cuh, trellis.cuh) makes eight indices of the words, in one or two registers. Up to 32 levels
+// live one in each lane, where a shuffle fetches them; more lie in shared memory.
 #include <cuda_pipeline_primitives.h>
 
-#include "codecs/planes.cuh"
+#include "codecs/block_scale.cuh"
+#include "codecs/dispatch.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "ops/codec/dequantize.h"
@@ -103,7 +104,7 @@ __device__ __forceinline__ void decode_gapless(const DequantizeArgs& a, const Le
         if (c + lane < kWarpBlocks * K / 4) __pipeline_memcpy_async(staged + c + lane, source + c + lane, 16);
     }
     __pipeline_commit();
-    const float scales = load_scale<kFloatScale>(a.packed, start + lane);  // of block `lane`
+    const float scales = load_scale<Codec, kFloatScale>(a.packed, start + lane);  // of block `lane`
     __pipeline_wait_prior(0);
     __syncwarp();
 #pragma unroll
@@ -128,7 +129,7 @@ __device__ __forceinline__ void decode_by_row(const DequantizeArgs& a, const Lev
         float v[8];
 #pragma unroll
         for (int j = 0; j < K; ++j) w[j] = a.packed.words[there * K + j];
-        decode_eight<Codec>(v, w, levels, load_scale<kFloatScale>(a.packed, there));
+        decode_eight<Codec>(v, w, levels, load_scale<Codec, kFloatScale>(a.packed, there));
         if (block < blocks) store_in_row<T>(a, block, (threadIdx.x & 3) * 8, aligned, v);
     }
 }
@@ -163,11 +164,14 @@ void dequantize_cuda(const DequantizeArgs& a, int device, void* stream) {
                                                           : 0;
     const auto grid = static_cast<unsigned>(divide_up(blocks, kWarps * kWarpBlocks));
     const auto on = static_cast<cudaStream_t>(stream);
-    with_bits(a.packed.k, [&](auto bits) {
+    with_codec(a.packed, [&](auto codec) {
         with_dtype(a.dtype, [&](auto element) {
+            using C = decltype(codec);
             using T = typename decltype(element)::Type;
-            const auto kernel = a.packed.float_scales ? dequantize_kernel<Planes<bits>, T, true>
-                                                      : dequantize_kernel<Planes<bits>, T, false>;
+            auto kernel = dequantize_kernel<C, T, false>;
+            if constexpr (C::kFloatScales) {
+                if (a.packed.float_scales) kernel = dequantize_kernel<C, T, true>;
+            }
             kernel<<<grid, kThreads, 0, on>>>(a, blocks, gapless, aligned);
         });
     });

@@ -246,6 +246,7 @@ unsigned grid_of(int64_t ctas, int device, bool mse) {
 }  // namespace
 
 void quantize_cuda(const QuantizeArgs& a, int device, void* stream) {
+    if (a.packed.codec != Codec::planes) throw std::invalid_argument("codec: CUDA quantizes planes alone");
     const DeviceGuard guard(device);
     Work work{};
     work.blocks = a.packed.rows * blocks_per_row(a.packed.cols);

@@ -1,7 +1,8 @@
 // stats on the GPU. A thread decodes a block, compares it with its source and adds its 32 terms in the tree; then the
 // blocks of a row are added left to right, which only one thread can do. A CTA takes as many rows as give each of its
 // threads a block, or one long row in pieces; what is sequential costs one float64 addition a block.
-#include "codecs/planes.cuh"
+#include "codecs/block_scale.cuh"
+#include "codecs/dispatch.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tree.cuh"
@@ -34,7 +35,8 @@ __device__ __forceinline__ void decode(float (&decoded)[kBlock], const StatsArgs
     uint32_t w[Codec::kWords];
 #pragma unroll
     for (int j = 0; j < Codec::kWords; ++j) w[j] = a.packed.words[block * Codec::kWords + j];
-    const float s = a.packed.float_scales ? load_scale<true>(a.packed, block) : load_scale<false>(a.packed, block);
+    const bool floats = Codec::kFloatScales && a.packed.float_scales;
+    const float s = floats ? load_scale<Codec, true>(a.packed, block) : load_scale<Codec, false>(a.packed, block);
 #pragma unroll
     for (int g = 0; g < 4; ++g) {
         const typename Codec::Indices index = Codec::indices(w, g);
@@ -122,10 +124,10 @@ void stats_cuda(const StatsArgs& a, int device, void* stream) {
     const int rows_at_once = static_cast<int>(std::max<int64_t>(1, kThreads / std::max<int64_t>(nblk, 1)));
     const bool whole = a.packed.cols % kBlock == 0 && all_aligned16({a.w});
     const unsigned grid = grid_for(divide_up(a.packed.rows, rows_at_once), device, kCtasPerSm);
-    with_bits(a.packed.k, [&](auto bits) {
+    with_codec(a.packed, [&](auto codec) {
         with_dtype(a.dtype, [&](auto element) {
             using T = typename decltype(element)::Type;
-            stats_kernel<Planes<bits>, T>
+            stats_kernel<decltype(codec), T>
                 <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a, rows_at_once, whole);
         });
     });
