@@ -25,15 +25,19 @@ NAMED = ("llama.cpp", "bitsandbytes")  # series whose points carry their labels
 PLACES: dict[str, dict[str, tuple[str, int]]] = {
     "perplexity": {
         "Q2_K": ("left", 0), "IQ3_XXS": ("right", 6), "Q3_K": ("right", 2), "IQ3_S": ("right", 4),
-        "IQ4_XS": ("middle", -12), "MXFP4": ("middle", 15), "NF4 double": ("left", 14), "Q4_K": ("right", 9),
-        "Q4_0": ("right", 3), "NF4": ("right", 9), "Q5_K": ("left", 12),
+        "IQ4_XS": ("middle", -12), "MXFP4": ("right", 18), "NF4 double": ("left", 14), "Q4_K": ("right", 6),
+        "Q4_0": ("right", 0), "NF4": ("right", 5), "Q5_K": ("left", 12),
     },
     "divergence": {
         "IQ2_S": ("left", 0), "IQ3_S": ("right", 8), "Q3_K": ("right", -3), "IQ4_XS": ("left", -3),
         "Q4_0": ("right", -3), "NF4": ("right", 6), "NF4 double": ("left", 8), "Q5_K": ("left", -4),
     },
 }  # fmt: skip
-SIDES = {"left": {"align": "right", "dx": -7}, "right": {"align": "left", "dx": 7}, "middle": {"align": "center"}}
+SIDES = {
+    "left": {"align": "right", "dx": -7},
+    "right": {"align": "left", "dx": 7},
+    "middle": {"align": "center", "dx": 7},
+}
 
 
 def perplexity(data: dict[str, Any]) -> str:

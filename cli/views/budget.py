@@ -21,9 +21,8 @@ def facts_of(choice: Choice) -> list[tuple[str, str]]:
     spent = f"{choice.bits_per_weight:.3f} bits per weight, {size_text(choice.weight_bytes)} of weight files"
     lines = [("budget", f"{wanted}: {spent}"), ("expected", f"{decibel_text(choice.sqnr_db)} dB overall")]
     gap = choice.error / choice.bound - 1 if choice.bound > 0 else 0.0
-    proof = (
-        "no choice of K has less error" if gap < 5e-6 else f"at most {100 * gap:.2g} % above the least error possible"
-    )
+    smallest = "the smallest error that is possible"
+    proof = smallest if gap < 5e-6 else f"at most {100 * gap:.2g} % above {smallest}"
     if choice.uniform_k is not None and choice.uniform_error:
         saved = 100 * (1 - choice.error / choice.uniform_error)
         proof += f"; {saved:.0f} % less than K={choice.uniform_k} for all"

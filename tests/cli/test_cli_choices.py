@@ -30,7 +30,7 @@ def test_the_plan_of_a_budget_shows_the_choice_and_the_curve(tiny: Path, kbitq: 
     assert result.code == 0
     assert result.out.splitlines()[0].split() == ["bits", "per", "weight", "error"]
     assert "budget     3.75 bits per weight: 3.750 bits per weight" in result.out
-    assert "no choice of K has less error" in result.out
+    assert "the smallest error that is possible" in result.out
     plan = json.loads(kbitq("plan", tiny, "--size", "190kB", "--json").out)
     assert plan["files"][0]["bytes"] <= 190_000
     assert plan["budget"]["weight_bytes"] == plan["files"][0]["bytes"]

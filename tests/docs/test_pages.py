@@ -156,7 +156,7 @@ def spoken(page: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
 def test_commands_in_sentences_exist(page: str) -> None:
-    from kbitq.cli.main import app
+    from kbitq.cli.app import app
 
     root = typer.main.get_command(app)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
