@@ -106,6 +106,18 @@ def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
     assert load_file(tmp_path / "out.safetensors")["F32.weight_packed"].shape == (2, 62501 * 3)
 
 
+@pytest.mark.slow
+def test_memory_of_many_tensors_is_counted(tmp_path: Path) -> None:
+    """The figure of ``plan`` holds where tensors are many and small, and a bound that they exceed is noted."""
+    source = many(tmp_path / "many", 20_000)
+    plan = plan_quantize(source, tmp_path / "out.safetensors", QuantizeOptions(k=3, max_memory=48 * MEBI))
+    assert "the plan of 20,000 tensors takes up to 163 MB of memory, beside the 50 MB" in plan.notes[-1]
+    file, out = source / "model.safetensors", tmp_path / "made.safetensors"
+    command = [sys.executable, "-c", PROGRAM, str(file), str(out), str(48 * MEBI)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) <= plan.to_json()["peak_memory"] + SLACK
+
+
 def test_estimate(folder: Path, tmp_path: Path) -> None:
     plan = plan_quantize(folder, tmp_path / "sub" / "out", QuantizeOptions(k=3, max_memory=100 * MEBI))
     made = estimate(plan, seconds=0.05)
