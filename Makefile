@@ -58,6 +58,8 @@ lint: $(STAMP)-lint
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 	$(PY) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PY) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	@$(PY) -c 'import cibuildwheel' 2>/dev/null || { echo "cibuildwheel needs Python 3.11: its configuration is not checked"; exit 0; }; \
+	    $(PY) -m cibuildwheel --platform linux --archs x86_64 --print-build-identifiers .
 
 # The package as it is installed, with cli/ as kbitq.cli.
 mypy: $(STAMP)-lint
