@@ -25,6 +25,8 @@ from kbitq.format import DEFAULT_CODEC, Entry
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
+    from kbitq.ops.tiled_linear import Tiles
+
 BUILTIN = (DEFAULT_CODEC,)
 """The codecs that come with kbitq: modules of this package, each with an object ``CODEC``."""
 
@@ -154,12 +156,29 @@ class Codec(Protocol):
         ...
 
     def linear(self, x: Tensor, parts: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
-        """``x W^T (+ bias)`` ``[..., rows]`` in the dtype of x, with gradients to x and the bias."""
+        """``x W^T (+ bias)`` ``[..., rows]`` in the dtype of x, with gradients to x and the bias.
+
+        Constants may have a leading dimension G, one for each of G equal groups of rows.
+        """
+        ...
+
+    def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> Tiles | None:
+        """What kbitq.ops.tiled_linear multiplies by, of a stack of matrices ``[E, a, ...]``; remembered with it.
+
+        Args:
+            parts: of the stack; constants for all of it, or ``[E, G, ...]``: one for each of G groups of rows.
+            cols: of a matrix.
+            expert: the matrix; None is all of them, for a grouped product.
+
+        Returns:
+            None where there is no such kernel: on a CPU, for this codec or K, or while a graph is captured.
+        """
         ...
 
 
 _codecs: dict[str, Codec] = {}
 _kinds: dict[str, dict[str, bool]] = {}
+_constant_dims: dict[str, dict[str, int]] = {}
 
 
 def register(codec: Codec) -> None:
@@ -172,6 +191,7 @@ def unregister(name: str) -> None:
     """Forget a codec that was registered."""
     _codecs.pop(name, None)
     _kinds.pop(name, None)
+    _constant_dims.pop(name, None)
 
 
 def get_codec(name: str) -> Codec:
@@ -203,6 +223,13 @@ def part_kinds(codec: str) -> dict[str, bool]:
     if codec not in _kinds:  # a dictionary, and not functools.cache, which torch.compile warns of
         _kinds[codec] = {part.name: part.constant for part in any_parts(codec)}
     return _kinds[codec]
+
+
+def constant_dims(codec: str) -> dict[str, int]:
+    """Constant part -> its dimensions. One that is held with more has those first: one for each group of rows."""
+    if codec not in _constant_dims:
+        _constant_dims[codec] = {part.name: len(part.shape) for part in any_parts(codec) if part.constant}
+    return _constant_dims[codec]
 
 
 def any_parts(codec: str) -> tuple[Part, ...]:

@@ -24,6 +24,8 @@ from kbitq.errors import FormatError
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
+    from kbitq.ops.tiled_linear import Tiles
+
 PACKED, ABSMAX, CODEBOOK = (suffix.removeprefix("_") for suffix in fmt.COMPANION_SUFFIXES)
 ZERO_BYTE, LARGEST_BYTE = 0x00, 0xFF  # of a scale
 
@@ -109,6 +111,12 @@ class Planes:
         from kbitq.ops import linear
 
         return linear.linear(x, parts[PACKED], parts[ABSMAX], parts[CODEBOOK], bias)
+
+    def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> Tiles | None:
+        from kbitq.ops import tiled_linear
+
+        stack = parts[PACKED], parts[ABSMAX], parts[CODEBOOK], cols
+        return tiled_linear.stack_tiles(*stack) if expert is None else tiled_linear.expert_tiles(*stack, expert)
 
 
 CODEC = Planes()

@@ -185,6 +185,14 @@ def _override(meta: TensorMeta, k: int, codec: str) -> dict[str, Any]:
     return differs if meta.codec == codec else {**differs, "codec": meta.codec}
 
 
+def config_codec(config: Mapping[str, Any], name: str) -> str:
+    """The codec of a tensor by its folder's ``quantization_config``, for a reader whose file has lost its metadata."""
+    overrides = config.get("overrides")
+    override = overrides.get(module_name(name)) if isinstance(overrides, dict) else None
+    chosen = override.get("codec") if isinstance(override, dict) else None
+    return str(chosen or config.get("codec", DEFAULT_CODEC))
+
+
 def _tells_shape(name: str, meta: TensorMeta) -> bool:
     """Whether the stored parts alone tell the source's shape, should the metadata be lost."""
     return meta.codec == DEFAULT_CODEC and meta.shape == shape_of_packed(

@@ -1,23 +1,25 @@
 """Fused mixture-of-experts weights, kept packed under the code that a model already has for its experts.
 
 An experts module holds stacks ``[E, a, b]`` (``gate_up_proj``, ``down_proj``), and its own forward indexes them by
-expert. :func:`pack_experts` replaces a stack by ``gate_up_proj_packed`` and its companions and leaves the forward as it
-is: there ``self.gate_up_proj`` becomes an :class:`ExpertStack`, whose items multiply by one expert's packed matrix. On
-a GPU, experts of the usual form take all tokens through all experts at once instead (:func:`_grouped`).
+expert. :func:`pack_experts` replaces a stack by the parts that its codec names (``gate_up_proj_packed``, ...) and
+leaves the forward as it is: there ``self.gate_up_proj`` becomes an :class:`ExpertStack`, whose items multiply by one
+expert's packed matrix. On a GPU, experts of the usual form take all tokens through all experts at once instead
+(:func:`_grouped`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from kbitq.codecs.base import part_name
-from kbitq.nn.packed import PackedModule, WeightInfo, frozen, packed_parameters
-from kbitq.ops import dequantize, tiled_linear
-from kbitq.ops.linear import autocast, linear
+from kbitq.codecs.base import constant_dims, get_codec, part_name
+from kbitq.format import DEFAULT_CODEC
+from kbitq.nn.packed import PackedModule, WeightInfo, by_group, frozen, packed_parameters
+from kbitq.ops import tiled_linear
+from kbitq.ops.linear import autocast
 from kbitq.ops.tiled_linear import Tiles
 from kbitq.quantized import QuantizedTensor
 
@@ -49,15 +51,15 @@ class ExpertMatrix(_Decoded):
     """One expert's matrix ``[a, b]``; ``torch.nn.functional.linear(x, matrix)`` multiplies by the packed weight."""
 
     def __init__(
-        self, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype, tiles: Tiles | None
+        self, codec: str, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype, tiles: Tiles | None
     ) -> None:
-        self.packed, self.absmax, self.codebook, self.tiles = packed, absmax, codebook, tiles
-        self.shape, self.dtype, self.device = torch.Size((packed.shape[0], cols)), dtype, packed.device
+        first = next(iter(parts.values()))
+        self.codec, self.parts, self.tiles = codec, parts, tiles
+        self.shape, self.dtype, self.device = torch.Size((first.shape[0], cols)), dtype, first.device
 
     def dense(self) -> Tensor:
-        parts = self.codebook.reshape(-1, self.codebook.shape[-1])
-        chunks = zip(self.packed.chunk(len(parts)), self.absmax.chunk(len(parts)), parts, strict=True)
-        return torch.cat([dequantize(p, a, c, self.shape[1], self.dtype) for p, a, c in chunks])
+        codec, groups = get_codec(self.codec), by_group(self.codec, self.parts)
+        return torch.cat([codec.decode(parts, self.shape[1], self.dtype) for parts in groups])
 
     @classmethod
     def __torch_function__(
@@ -70,10 +72,10 @@ class ExpertMatrix(_Decoded):
     @staticmethod
     def _linear(x: Tensor, weight: ExpertMatrix, bias: Tensor | None = None) -> Tensor:
         if not x.is_cuda:
-            return linear(x, weight.packed, weight.absmax, weight.codebook, bias)
+            return get_codec(weight.codec).linear(x, weight.parts, bias)
         x = autocast(x)
         if weight.tiles is None or (torch.is_grad_enabled() and x.requires_grad):
-            # Not `linear`: it would make tiles for this one matrix, which is a new view each time.
+            # Not the codec's `linear`: it would make tiles for this one matrix, which is a new view each time.
             return nn.functional.linear(x, weight.dense().to(x.dtype), bias)
         return tiled_linear.linear(x, weight.tiles, bias)
 
@@ -82,17 +84,18 @@ class ExpertStack(_Decoded):
     """A packed stack ``[E, a, b]``. Indexed by one expert it gives an :class:`ExpertMatrix`; otherwise it is decoded.
 
     Args:
-        packed: int32 ``[E, a, nblk * K]``.
-        absmax: uint8 ``[E, a, nblk]``.
-        codebook: float32 ``[2^K]``, or ``[E, parts, 2^K]``: one for each of ``parts`` equal groups of an expert's rows.
+        codec: how it is coded.
+        parts: by name, as the codec gives them for a stack; constants also as ``[E, G, ...]``: one for each of G equal
+            groups of an expert's rows.
         cols: b.
         dtype: that a dense stack in its place would have.
     """
 
-    def __init__(self, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> None:
-        self.packed, self.absmax, self.codebook = packed, absmax, codebook
-        self.shape = torch.Size((*packed.shape[:2], cols))
-        self.dtype, self.device = dtype, packed.device
+    def __init__(self, codec: str, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype) -> None:
+        first = next(iter(parts.values()))  # no constant: those come last
+        self.codec, self.parts = codec, parts
+        self.shape = torch.Size((*first.shape[:2], cols))
+        self.dtype, self.device = dtype, first.device
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -102,25 +105,44 @@ class ExpertStack(_Decoded):
             index = int(index)
         if not isinstance(index, int):
             return self.dense()[index]
-        codebook = self.codebook if self.codebook.dim() == 1 else self.codebook[index]
-        tiles = tiled_linear.expert_tiles(self.packed, self.absmax, self.codebook, self.shape[2], index)
-        return ExpertMatrix(self.packed[index], self.absmax[index], codebook, self.shape[2], self.dtype, tiles)
+        dims = constant_dims(self.codec)
+        parts = {n: held if held.dim() == dims.get(n) else held[index] for n, held in self.parts.items()}
+        return ExpertMatrix(self.codec, parts, self.shape[2], self.dtype, self.tiles(index))
+
+    def tiles(self, expert: int | None = None) -> Tiles | None:
+        """For the GPU's kernels: of one expert, or of all for a grouped product; None where there are none."""
+        return get_codec(self.codec).tiles(self.parts, self.shape[2], expert)
 
     def dense(self) -> Tensor:
         return torch.stack([self[i].dense() for i in range(len(self))])
+
+
+class StackSize(NamedTuple):
+    """What the parts of a packed stack do not tell."""
+
+    k: int
+    cols: int
 
 
 class KbitExperts(PackedModule):
     """Mixed into a model's own experts class by :func:`pack_experts`; not made directly."""
 
     _dense_class: type[nn.Module]
-    _stacks: dict[str, int]  # name of a stack -> its columns
+    _stacks: dict[str, StackSize]
     info: dict[str, WeightInfo]
 
     def stack(self, name: str) -> ExpertStack:
         """The packed stack ``name``."""
-        parts = self.parts_of(name)
-        return ExpertStack(parts["packed"], parts["absmax"], parts["codebook"], self._stacks[name], self.dtype)
+        return ExpertStack(self.codec_of(name), self.parts_of(name), self._stacks[name].cols, self.dtype)
+
+    def k_of(self, name: str) -> int:
+        """Bits of an index of the stack ``name``."""
+        return self._stacks[name].k
+
+    def is_whole(self, name: str) -> bool:
+        """Whether the stack ``name`` has one constant of each kind, not one for each expert: files have it whole."""
+        dims = constant_dims(self.codec_of(name))
+        return all(held.dim() == dims.get(part, held.dim()) for part, held in self.parts_of(name).items())
 
     def packed_names(self) -> Iterable[str]:
         return tuple(self._stacks)
@@ -160,7 +182,7 @@ class KbitExperts(PackedModule):
         count = len(stacks[0])
         if getattr(self, "num_experts", None) != count or chosen.numel() > count * tiled_linear.FUSED_ROWS:
             return None
-        tiles = [tiled_linear.stack_tiles(s.packed, s.absmax, s.codebook, s.shape[2]) for s in stacks]
+        tiles = [stack.tiles() for stack in stacks]
         return (tiles[0], tiles[1]) if tiles[0] is not None and tiles[1] is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,7 +200,7 @@ class KbitExperts(PackedModule):
 
     def extra_repr(self) -> str:
         stacks = {name: self.stack(name) for name in self._stacks}
-        ks = sorted({stack.codebook.shape[-1].bit_length() - 1 for stack in stacks.values()})
+        ks = sorted({self.k_of(name) for name in self._stacks})
         return ", ".join([*(f"{n}={list(s.shape)}" for n, s in stacks.items()), f"k={'/'.join(map(str, ks))}"])
 
 
@@ -221,12 +243,13 @@ def _blank(dense: type[nn.Module]) -> KbitExperts:
     return made.__new__(made)
 
 
-def pack_experts(module: nn.Module, stacks: Mapping[str, tuple[int, int]]) -> KbitExperts:
+def pack_experts(module: nn.Module, stacks: Mapping[str, tuple[int, int]], codec: str = DEFAULT_CODEC) -> KbitExperts:
     """Replace dense stacks of an experts module, in place, by uninitialised packed ones.
 
     Args:
         module: holds a parameter ``[E, a, b]`` for every name in ``stacks``.
         stacks: by name, K and the number of codebooks an expert has (0: one codebook for the whole stack).
+        codec: how the stacks are coded.
     """
     dense = {name: module.get_parameter(name) for name in stacks}
     made = cast(KbitExperts, module)
@@ -237,21 +260,22 @@ def pack_experts(module: nn.Module, stacks: Mapping[str, tuple[int, int]]) -> Kb
     for name, (k, parts) in stacks.items():
         shape, dtype = tuple(dense[name].shape), dense[name].dtype
         delattr(made, name)
-        parameters = packed_parameters(name, shape, k, dense[name].device)
-        if parts:
-            levels = torch.empty((shape[0], parts, 1 << k), dtype=torch.float32, device=dense[name].device)
-            parameters[part_name(name, "codebook")] = frozen(levels)
+        parameters = packed_parameters(name, shape, k, dense[name].device, codec)
+        for part in constant_dims(codec) if parts else ():
+            one = parameters[part_name(name, part)]
+            parameters[part_name(name, part)] = frozen(one.new_empty((shape[0], parts, *one.shape)))
         for part, parameter in parameters.items():
             made.register_parameter(part, parameter)
-        made._stacks[name] = shape[2]
-        made.info[name] = WeightInfo(dtype=dtype)
+        made._stacks[name] = StackSize(k, shape[2])
+        made.info[name] = WeightInfo(dtype=dtype, codec=codec)
     return made
 
 
 def quantize_experts(module: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> KbitExperts:
     """:func:`pack_experts` with the values of quantized stacks (one codebook a stack)."""
-    made = pack_experts(module, {name: (q.k, 0) for name, q in quantized.items()})
+    made = cast(KbitExperts, module)
     for name, q in quantized.items():
+        made = pack_experts(module, {name: (q.k, 0)}, q.codec)
         for part, tensor in q.parts.items():
             setattr(made, part_name(name, part), frozen(tensor))
         made.info[name] = WeightInfo.of(q)

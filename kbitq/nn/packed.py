@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kbitq import format as fmt
 from kbitq import ops
 from kbitq.codecs import codebooks
-from kbitq.codecs.base import Part, get_codec, part_name, part_names
+from kbitq.codecs.base import Part, constant_dims, get_codec, part_kinds, part_name, part_names
 from kbitq.ops.dtypes import TORCH_DTYPES
 from kbitq.quantized import QuantizedTensor, quantize
 
@@ -63,6 +63,24 @@ def packed_parameters(
 def frozen(tensor: Tensor) -> nn.Parameter:
     """A parameter without gradient around a tensor."""
     return nn.Parameter(tensor, requires_grad=False)
+
+
+def group_count(codec: str, parts: Mapping[str, Tensor]) -> int:
+    """Into how many equal groups of rows the constants among the parts of a matrix cut it; 1 as a rule."""
+    dims = constant_dims(codec)
+    return max((held.shape[0] for part, held in parts.items() if held.dim() > dims.get(part, held.dim())), default=1)
+
+
+def by_group(codec: str, parts: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The parts of a matrix cut into its groups of rows: each has constants of its own, as codecs decode them."""
+    groups, dims = group_count(codec, parts), constant_dims(codec)
+    cut: dict[str, Any] = {}
+    for part, held in parts.items():
+        if part not in dims:
+            cut[part] = held.chunk(groups)
+        else:
+            cut[part] = held if held.dim() > dims[part] else [held] * groups
+    return [{part: pieces[i] for part, pieces in cut.items()} for i in range(groups)]
 
 
 class PackedModule(nn.Module):
@@ -131,8 +149,7 @@ class PackedMatrix(PackedModule):
     @property
     def groups(self) -> int:
         """Into how many equal groups of rows the constants cut the weight (fused projections); 1 as a rule."""
-        constants = [(part, self.parts[part.name]) for part in self._part_table() if part.constant]
-        return max((held.shape[0] for part, held in constants if held.dim() > len(part.shape)), default=1)
+        return group_count(self.info.codec, self.parts)
 
     @property
     def weight(self) -> Tensor:
@@ -150,14 +167,7 @@ class PackedMatrix(PackedModule):
 
     def by_group(self) -> list[dict[str, Tensor]]:
         """The parts of each group of rows that shares its constants."""
-        groups, table = self.groups, {part.name: part for part in self._part_table()}
-        cut: dict[str, list[Tensor]] = {}
-        for name, held in self.parts.items():
-            if not table[name].constant:
-                cut[name] = list(held.chunk(groups))
-            else:
-                cut[name] = list(held) if held.dim() > len(table[name].shape) else [held] * groups
-        return [{name: pieces[i] for name, pieces in cut.items()} for i in range(groups)]
+        return by_group(self.info.codec, self.parts)
 
     def set_quantized(self, q: QuantizedTensor) -> None:
         """Take over a quantized matrix of this layer's shape."""
@@ -181,9 +191,9 @@ class PackedMatrix(PackedModule):
             if info.codebook not in codebooks.BUILTIN:
                 levels = get_codec(info.codec).levels_of(parts) if bits == self.k else WeightInfo.codebook
             made.append(quantize(rows, bits, scale=scale, codebook=levels, codec=info.codec))
-        for part in self._part_table():
-            pieces = [q.parts[part.name] for q in made]
-            stacked = torch.stack(pieces) if part.constant and len(groups) > 1 else torch.cat(pieces)
+        for part, constant in part_kinds(info.codec).items():
+            pieces = [q.parts[part] for q in made]
+            stacked = torch.stack(pieces) if constant and len(groups) > 1 else torch.cat(pieces)
             setattr(self, part_name("weight", part), frozen(pieces[0] if len(groups) == 1 else stacked))
         measured = (made[0].sqnr_db, made[0].max_abs_err) if len(made) == 1 else (None, None)
         self.k = bits
@@ -195,6 +205,3 @@ class PackedMatrix(PackedModule):
         return QuantizedTensor(
             parts, self.shape, info.dtype, self.k, info.scale, info.codebook, info.sqnr_db, info.max_abs_err, info.codec
         )
-
-    def _part_table(self) -> tuple[Part, ...]:
-        return get_codec(self.info.codec).parts("weight", self.shape, self.k)

@@ -87,6 +87,9 @@ class Toy:
     def linear(self, x: torch.Tensor, parts: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.decode(parts, x.shape[-1], x.dtype), bias)
 
+    def tiles(self, parts: Mapping[str, torch.Tensor], cols: int, expert: int | None = None) -> None:
+        return None
+
 
 DTYPES = (torch.float32, torch.int8)
 

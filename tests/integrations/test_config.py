@@ -50,14 +50,15 @@ REFUSED = {
     "another's": ({"ignore": []}, "KbitqConfig has no option 'ignore': did you mean 'modules_to_not_convert'?"),
     "unknown": (
         {"zero_point": True},
-        "KbitqConfig has no option 'zero_point': it has k, scale, codebook, include, exclude, keep_embeddings, "
-        "modules_to_not_convert and dequantize",
+        "KbitqConfig has no option 'zero_point': it has k, scale, codebook, codec, include, exclude, "
+        "keep_embeddings, modules_to_not_convert and dequantize",
     ),
     "k too high": ({"k": 9}, "k must be a whole number from 2 to 8, not 9"),
     "k as text": ({"k": "4"}, "k must be a whole number from 2 to 8, not '4'"),
     "k between": (
         {"k": 3.5}, "k must be a whole number from 2 to 8, not 3.5: for an average, " + COMMAND.format("bpw 3.5"),
     ),
+    "codec": ({"codec": "plane"}, "codec must be one of planes, not 'plane'"),
     "scale": ({"scale": "max"}, "scale must be 'mse' or 'absmax', not 'max'"),
     "fit-shared": (
         {"codebook": "fit-shared"},

@@ -19,14 +19,13 @@ from kbitq.errors import CheckpointError, FormatError
 from kbitq.format import (
     COMPANION_SUFFIXES,
     CONFIG_KEY,
-    DEFAULT_CODEC,
     GUARD_DTYPE,
     GUARD_SHAPE,
     METADATA_KEY,
     PACKED_SUFFIX,
     ShardMeta,
     TensorMeta,
-    module_name,
+    config_codec,
     parse_quantization_config,
     parse_shard_meta,
     stored_dtype,
@@ -160,7 +159,7 @@ def _quantized_names(checkpoint: Checkpoint, meta: ShardMeta) -> set[str]:
 
 def _stored(checkpoint: Checkpoint, name: str, meta: TensorMeta | None, config: dict[str, Any]) -> StoredTensor:
     """A quantized tensor, its parts held against each other and against what is said of it."""
-    codec = get_codec(meta.codec if meta is not None else _codec_from_config(name, config))
+    codec = get_codec(meta.codec if meta is not None else config_codec(config, name))
     found = {part: checkpoint.tensors.get(stored) for part, stored in part_names(codec.name, name).items()}
     where = next((checkpoint.file_where(p.file) for p in found.values() if p), checkpoint.where)
 
@@ -186,14 +185,6 @@ def _stored(checkpoint: Checkpoint, name: str, meta: TensorMeta | None, config: 
         *some, last = (f"_{part} {list(shape)}" for part, shape in shapes.items())
         raise broken(f"{', '.join(some)} and {last} do not fit the shape {list(meta.shape)}")
     return StoredTensor(name, replace(meta), parts)
-
-
-def _codec_from_config(name: str, config: dict[str, Any]) -> str:
-    """The codec where the metadata was lost."""
-    overrides = config.get("overrides")
-    override = overrides.get(module_name(name)) if isinstance(overrides, dict) else None
-    chosen = override.get("codec") if isinstance(override, dict) else None
-    return str(chosen or config.get("codec", DEFAULT_CODEC))
 
 
 def _meta_from_config(

@@ -10,10 +10,10 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from kbitq import format as fmt
 from kbitq.choose.selection import Selection
-from kbitq.codecs import codebooks
+from kbitq.codecs.base import Codec, codec_names, get_codec
 from kbitq.errors import OptionError
 
-_OPTIONS = ("k", "scale", "codebook", "include", "exclude", "keep_embeddings", "modules_to_not_convert")
+_OPTIONS = ("k", "scale", "codebook", "codec", "include", "exclude", "keep_embeddings", "modules_to_not_convert")
 _ELSEWHERE = {
     "bits": "k", "nbits": "k", "n_bits": "k", "num_bits": "k", "w_bit": "k", "weight_bits": "k",
     "ignore": "modules_to_not_convert", "skip_modules": "modules_to_not_convert",
@@ -29,7 +29,7 @@ class KbitqConfig(QuantizationConfigMixin):
     """How to quantize while loading, or what a quantized folder says of itself.
 
     Args:
-        k: bits of an index, 2 to 8.
+        k: bits of an index, 2 to 8 for the codec ``planes``.
         scale: ``"mse"`` or ``"absmax"``, as in :func:`kbitq.quantize`.
         codebook: ``"optimal"``, ``"nf"``, ``"fit"`` (fitted to each weight), a file, or 2^k levels.
         include: patterns of weight names to quantize beside the usual ones.
@@ -37,6 +37,7 @@ class KbitqConfig(QuantizationConfigMixin):
         keep_embeddings: leave embeddings as they are.
         modules_to_not_convert: names of modules to leave alone, as transformers matches them.
         dequantize: decode a quantized folder while loading it, into an ordinary model.
+        codec: how weights are coded, as in :func:`kbitq.quantize`.
 
     ``stored`` holds the other entries of a folder's ``quantization_config`` (docs/format.md, "Metadata").
 
@@ -55,12 +56,15 @@ class KbitqConfig(QuantizationConfigMixin):
         keep_embeddings: bool = True,
         modules_to_not_convert: Sequence[str] | None = None,
         dequantize: bool = False,
+        codec: str = fmt.DEFAULT_CODEC,
         **unknown: Any,
     ) -> None:
         for name, value in unknown.items():
             raise OptionError(f"KbitqConfig has no option '{name}': {_instead_of(name, value)}", argument=name)
         self.quant_method: Any = fmt.QUANT_METHOD
-        self.k, self.scale, self.codebook = _checked_k(k), _checked_scale(scale), codebook
+        coder = _checked_codec(codec)
+        self.codec, self.k = codec, _checked_k(k, coder)
+        self.scale, self.codebook = _checked_scale(scale), codebook
         self.include, self.exclude = _checked_names("include", include), _checked_names("exclude", exclude)
         self.keep_embeddings = _checked_switch("keep_embeddings", keep_embeddings)
         skipped = modules_to_not_convert
@@ -69,7 +73,7 @@ class KbitqConfig(QuantizationConfigMixin):
         )
         self.dequantize = _checked_switch("dequantize", dequantize)
         self.stored: dict[str, Any] = {}
-        _check_codebook(codebook, k)
+        _check_codebook(codebook, k, coder)
 
     @classmethod
     def from_dict(
@@ -85,7 +89,7 @@ class KbitqConfig(QuantizationConfigMixin):
         if any(name in given for name in _OF_A_FOLDER):
             fmt.parse_quantization_config({"quant_method": fmt.QUANT_METHOD, **given}, fmt.CONFIG_FILE)
             own = {name: given.pop(name) for name in ("k", "modules_to_not_convert", "dequantize") if name in given}
-            made = cls(**own)
+            made = cls(**own, codec=given.get("codec", fmt.DEFAULT_CODEC))
             made.stored = given
         else:
             made = cls(**given)
@@ -109,8 +113,11 @@ class KbitqConfig(QuantizationConfigMixin):
             )
             return {"quant_method": self.quant_method, "k": self.k, **self.stored, **tail}
         options = {name: getattr(self, name) for name in _OPTIONS}
+        if self.codec == fmt.DEFAULT_CODEC:  # as in metadata
+            del options["codec"]
         if not isinstance(self.codebook, str):
-            options["codebook"] = codebooks.levels(self.codebook, self.k)[0].tolist()
+            levels, _ = get_codec(self.codec).levels(self.codebook, self.k)
+            options["codebook"] = None if levels is None else levels.tolist()
         return {"quant_method": self.quant_method, **options}
 
     def to_diff_dict(self) -> dict[str, Any]:
@@ -136,11 +143,18 @@ def _with_the_command(option: str, value: Any) -> str:
     return f"run `kbitq quantize --{option} {value}` and load the folder that it writes"
 
 
-def _checked_k(k: Any) -> int:
-    if isinstance(k, int) and not isinstance(k, bool) and fmt.K_MIN <= k <= fmt.K_MAX:
+def _checked_codec(codec: Any) -> Codec:
+    if codec not in codec_names():
+        raise OptionError(f"codec must be one of {', '.join(codec_names())}, not {codec!r}", argument="codec")
+    return get_codec(codec)
+
+
+def _checked_k(k: Any, codec: Codec) -> int:
+    if isinstance(k, int) and not isinstance(k, bool) and k in codec.ks:
         return k
-    whole = f"k must be a whole number from {fmt.K_MIN} to {fmt.K_MAX}, not {k!r}"
-    between = isinstance(k, float) and fmt.K_MIN < k < fmt.K_MAX and not k.is_integer()
+    least, most = codec.ks[0], codec.ks[-1]
+    whole = f"k must be a whole number from {least} to {most}, not {k!r}"
+    between = isinstance(k, float) and least < k < most and not k.is_integer()
     other = f": for an average, {_with_the_command('bpw', k)}" if between else ""
     raise OptionError(whole + other, argument="k")
 
@@ -151,13 +165,13 @@ def _checked_scale(scale: Any) -> str:
     return str(scale)
 
 
-def _check_codebook(codebook: Any, k: int) -> None:
+def _check_codebook(codebook: Any, k: int, codec: Codec) -> None:
     name = codebook if isinstance(codebook, str) else None
     if name == "fit-shared":
         sentence = f"codebook 'fit-shared' takes many weights at a time: {_with_the_command('codebook', name)}"
         raise OptionError(sentence, argument="codebook")
     if name != "fit":
-        codebooks.levels(codebook, k)
+        codec.levels(codebook, k)
 
 
 def _checked_names(option: str, names: Any) -> tuple[str, ...]:

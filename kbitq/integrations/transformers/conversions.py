@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter, Weig
 
 from kbitq import format as fmt
 from kbitq import ops
+from kbitq.codecs.base import get_codec, part_kinds, part_names
 
 GUARD_ROUTE = "__kbitq_guard__"
 """Where the guard tensor of a folder is sent: no parameter has this name, and load reports leave it out."""
@@ -78,32 +80,45 @@ class ExactConverter(WeightConverter):
         return self.reverse
 
 
+@dataclass(frozen=True)
+class Coded:
+    """What decoding asks of a packed tensor beside its parts: its codec, and its source's shape."""
+
+    codec: str
+    shape: tuple[int, ...]
+
+
 class DecodeOnLoad(_Shared, ConversionOps):
     """Decodes packed tensors whose place in the model is an ordinary parameter, before any conversion of the model's.
 
-    The input's keys are source patterns that end like ``_packed``, ``_absmax`` and ``_codebook``; for each stem the
-    decoded tensors go on under the stem.
+    The input's keys are source patterns that end as the names of parts do (``_packed``, ...); for each stem the decoded
+    tensors go on under the stem.
 
     Args:
-        shapes: source shape by (target, stem).
+        coded: what comes, by (target, stem).
     """
 
     hf_quantizer = True  # tells the loader to hand over the tensors as stored, without a cast
 
-    def __init__(self, shapes: dict[tuple[str, str], tuple[int, ...]]) -> None:
-        self.shapes = shapes
+    def __init__(self, coded: Mapping[tuple[str, str], Coded]) -> None:
+        self.coded: dict[str, dict[str, Coded]] = {}
+        for (target, stem), of_stem in coded.items():
+            self.coded.setdefault(target, {})[stem] = of_stem
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
         full_layer_name, model = kwargs["full_layer_name"], kwargs["model"]
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
-        stems = [p.removesuffix(fmt.PACKED_SUFFIX) for p in input_dict if p.endswith(fmt.PACKED_SUFFIX)]
+        expected = self.coded[full_layer_name]
+        stem_of = {next(iter(part_names(coded.codec, stem).values())): stem for stem, coded in expected.items()}
         result: dict[str, Any] = {}
-        for stem in stems:
-            parts = [_as_list(input_dict.pop(part)) for part in fmt.companion_names(stem)]
-            shape = self.shapes[full_layer_name, stem]
-            result[stem] = [_decode(p, a, c, shape, dtype) for p, a, c in zip(*parts, strict=True)]
+        for stem in [stem_of[key] for key in input_dict if key in stem_of]:
+            coded = expected[stem]
+            names = part_names(coded.codec, stem)
+            columns = [_as_list(input_dict.pop(name)) for name in names.values()]
+            tensors = [dict(zip(names, parts, strict=True)) for parts in zip(*columns, strict=True)]
+            result[stem] = [_decode(coded, parts, dtype) for parts in tensors]
         return result
 
 
@@ -118,35 +133,33 @@ class PlaceDecoded(_Shared, ConversionOps):
         return {full_layer_name: tensor.reshape(model.get_parameter_or_buffer(full_layer_name).shape)}
 
 
-class CodebookParts(_Shared, ConversionOps):
-    """Merged codebooks ``[E, parts * 2^K]`` as ``[E, parts, 2^K]``; ``join`` is the way back."""
+class ConstantsByGroup(_Shared, ConversionOps):
+    """Merged constants ``[E, groups * n, ...]`` as ``[E, groups, n, ...]``; ``join`` is the way back."""
 
-    def __init__(self, parts: int, join: bool = False) -> None:
-        self.parts, self.join = parts, join
+    def __init__(self, groups: int, join: bool = False) -> None:
+        self.groups, self.join = groups, join
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
         ((key, value),) = input_dict.items()
         (tensor,) = _as_list(value)
-        shape = (tensor.shape[0], -1) if self.join else (tensor.shape[0], self.parts, -1)
-        return {key: tensor.reshape(shape)}
+        return {key: tensor.flatten(1, 2) if self.join else tensor.unflatten(1, (self.groups, -1))}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        return CodebookParts(self.parts, not self.join)
+        return ConstantsByGroup(self.groups, not self.join)
 
 
 def _as_list(value: Any) -> list[Tensor]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _decode(packed: Tensor, absmax: Tensor, codebook: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    # A matrix name is enough here: the three parts already are the matrix, or the stack of matrices, of their format.
-    cols = shape[-1] if packed.dim() == 3 else fmt.matrix_shape("", shape)[1]
-    rows = packed.numel() // packed.shape[-1]
+def _decode(coded: Coded, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    kinds = part_kinds(coded.codec)
+    # A matrix name is enough here: the parts already are the matrix, or the stack of matrices, of their format.
+    is_stack = any(held.dim() == 3 for part, held in parts.items() if not kinds[part])
+    cols = coded.shape[-1] if is_stack else fmt.matrix_shape("", coded.shape)[1]
     target = dtype if dtype in ops.FLOAT_DTYPES else torch.float32
-    decoded = ops.dequantize(
-        packed.reshape(rows, -1).contiguous(), absmax.reshape(rows, -1).contiguous(), codebook, cols, target
-    )
-    return decoded.to(dtype).reshape(tuple(shape))
+    matrices = {n: t if kinds[n] else t.reshape(-1, t.shape[-1]).contiguous() for n, t in parts.items()}
+    return get_codec(coded.codec).decode(matrices, cols, target).to(dtype).reshape(coded.shape)

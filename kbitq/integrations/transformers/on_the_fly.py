@@ -12,6 +12,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from kbitq import format as fmt
 from kbitq import ops
+from kbitq.codecs.base import part_kinds, part_name
 from kbitq.integrations.transformers.manifest import STORED
 from kbitq.integrations.transformers.routes import has_packed_class, remember, replace_module, share_with_tied
 from kbitq.nn import pack_experts
@@ -72,27 +73,27 @@ class QuantizeOnLoad(ConversionOps):
     def _place(self, model: Any, name: str, tensor: Tensor) -> None:
         leaf = name.rpartition(".")[2]
         q = self._quantize(tensor, name)
-        made = replace_module(model, name, self.config.k)
-        for part, value in zip(fmt.companion_names(leaf), (q.packed, q.absmax, q.codebook), strict=True):
-            setattr(made, part, _loaded(value))
+        made = replace_module(model, name, q.k, q.codec)
+        for part, value in q.parts.items():
+            setattr(made, part_name(leaf, part), _loaded(value))
         remember(made, leaf, WeightInfo.of(q))
-        share_with_tied(model, name)
+        share_with_tied(model, name, q.codec)
 
     def _place_parts(self, model: Any, name: str, tensor: Tensor, parts: int) -> None:
         prefix, _, leaf = name.rpartition(".")
         rows = [[self._quantize(part, name) for part in expert.chunk(parts)] for expert in tensor]
-        made = pack_experts(model.get_submodule(prefix), {leaf: (self.config.k, parts)})
-        packed, absmax, codebook = fmt.companion_names(leaf)
-        setattr(made, packed, _loaded(torch.stack([torch.cat([q.packed for q in row]) for row in rows])))
-        setattr(made, absmax, _loaded(torch.stack([torch.cat([q.absmax for q in row]) for row in rows])))
-        setattr(made, codebook, _loaded(torch.stack([torch.stack([q.codebook for q in row]) for row in rows])))
         first = rows[0][0]
-        remember(made, leaf, WeightInfo(first.dtype, first.scale, first.codebook_name))
+        made = pack_experts(model.get_submodule(prefix), {leaf: (first.k, parts)}, first.codec)
+        for part, constant in part_kinds(first.codec).items():
+            join = torch.stack if constant else torch.cat
+            experts = [join([q.parts[part] for q in row]) for row in rows]
+            setattr(made, part_name(leaf, part), _loaded(torch.stack(experts)))
+        remember(made, leaf, WeightInfo(first.dtype, first.scale, first.codebook_name, codec=first.codec))
 
     def _quantize(self, tensor: Tensor, name: str) -> QuantizedTensor:
         config, on_cpu = self.config, tensor.is_cuda and ops.cuda_missing() is not None
         source = tensor.cpu() if on_cpu else tensor
-        q = quantize(source, config.k, scale=config.scale, codebook=config.codebook, name=name)
+        q = quantize(source, config.k, scale=config.scale, codebook=config.codebook, name=name, codec=config.codec)
         return q.to(tensor.device) if on_cpu else q
 
 

@@ -8,6 +8,7 @@ model = AutoModelForCausalLM.from_pretrained("model", quantization_config=kbitq.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 
 from kbitq import format as fmt
+from kbitq.codecs.base import bits_per_weight, get_codec, part_kinds, part_name
 from kbitq.errors import FormatError, KbitqError, OptionError
 from kbitq.integrations.transformers.config import KbitqConfig
 from kbitq.integrations.transformers.manifest import DTYPES, Manifest, read_manifest
@@ -111,7 +113,8 @@ class KbitqHfQuantizer(HfQuantizer):
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         if self.param_needs_quantization(model, param_name):
-            return (fmt.WORD_BYTES * self.quantization_config.k + 1) / fmt.BLOCK
+            config = self.quantization_config
+            return bits_per_weight(config.codec, param_name, tuple(param.shape), config.k) / 8
         return param.element_size()
 
     def get_quantize_ops(self) -> Any:
@@ -128,10 +131,11 @@ class KbitqHfQuantizer(HfQuantizer):
         model._weight_conversions = routes.conversions_for_saving(used)
         _freeze(model)
         if self.pre_quantized:
-            _check_codebooks(model)
+            _check_constants(model)
             routes.describe(model, self._routes, self.manifest)
         else:
-            self.manifest = saving.finish_on_the_fly(model, self.quantization_config.selection())
+            config = self.quantization_config
+            self.manifest = saving.finish_on_the_fly(model, config.selection(), config.codec)
         if not hasattr(HfQuantizer, "get_new_dtype") and self._dtype is not None:
             _cast_plain(model, self._dtype)
         if not self.quantization_config.dequantize:
@@ -173,31 +177,40 @@ def _expected(model: Any, config: KbitqConfig) -> Manifest:
             name = f"{prefix}.weight"
             k = stored.get("overrides", {}).get(prefix, {}).get("k", config.k)
             dtype = stored.get("dtypes", {}).get(name, stored.get("dtype", "F32"))
-            manifest.packed[name] = fmt.TensorMeta(k, tuple(module.weight.shape), dtype, "unknown", "unknown")
+            codec, shape = fmt.config_codec(stored, name), tuple(module.weight.shape)
+            manifest.quantized[name] = fmt.TensorMeta(k, shape, dtype, "unknown", "unknown", codec=codec)
     return manifest
 
 
-def _freeze(model: Any) -> None:
-    """transformers gives every loaded float tensor a gradient."""
-    for module in model.modules():
+def _coded_weights(model: torch.nn.Module) -> Iterator[tuple[str, str, dict[str, torch.nn.Parameter]]]:
+    """(name, codec, parts) of every packed weight."""
+    for prefix, module in model.named_modules():
         if isinstance(module, PackedModule):
-            for name in module.packed_names():
-                module.get_parameter(name + fmt.CODEBOOK_SUFFIX).requires_grad_(False)
+            for leaf in module.packed_names():
+                yield f"{prefix}.{leaf}", module.codec_of(leaf), module.parts_of(leaf)
 
 
-def _check_codebooks(model: torch.nn.Module) -> None:
-    books = {n: p for n, p in model.named_parameters() if n.endswith(fmt.CODEBOOK_SUFFIX) and p.device.type != "meta"}
-    finite = {n: torch.isfinite(book).all() for n, book in books.items()}
-    for name, good in finite.items():
-        if not bool(good):
-            raise FormatError(f"tensor {name} has a level that is not finite")
+def _freeze(model: torch.nn.Module) -> None:
+    """transformers gives every loaded float tensor a gradient."""
+    for _, _, parts in _coded_weights(model):
+        for parameter in parts.values():
+            parameter.requires_grad_(False)
+
+
+def _check_constants(model: torch.nn.Module) -> None:
+    for name, codec, parts in _coded_weights(model):
+        for part, constant in part_kinds(codec).items():
+            if constant and parts[part].device.type != "meta":
+                get_codec(codec).check({part: parts[part]}, f"tensor {part_name(name, part)}")
 
 
 def _cast_plain(model: Any, dtype: torch.dtype) -> None:
     """transformers 5.17 leaves renamed tensors of a quantized file in the file's dtype."""
-    kept = [*model._get_dtype_plan(dtype), re.escape(fmt.CODEBOOK_SUFFIX) + "$"]
+    kept = list(model._get_dtype_plan(dtype))
+    coded = {id(parameter) for _, _, parts in _coded_weights(model) for parameter in parts.values()}
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not any(re.search(pattern, name) for pattern in kept):
+        plain = parameter.is_floating_point() and id(parameter) not in coded
+        if plain and not any(re.search(pattern, name) for pattern in kept):
             parameter.data = parameter.data.to(dtype)
 
 

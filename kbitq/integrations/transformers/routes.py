@@ -3,7 +3,7 @@
 transformers renames, merges and splits tensors between files and models. Every packed tensor takes the way that its
 dense source would have taken, found with transformers' own functions on the model as it was built, and then either
 
-* its module becomes a packed one, and its three parts load under their own names (``Routes.direct``);
+* its module becomes a packed one, and its parts load under their own names (``Routes.direct``);
 * or it is one of the parts that are merged into a stack of experts, and the stack becomes packed (``Routes.merged``);
 * or it is decoded on load, where the module has no packed class or a conversion works on values (``Routes.dense``).
 """
@@ -26,10 +26,12 @@ from transformers.core_model_loading import (
 )
 
 from kbitq import format as fmt
+from kbitq.codecs.base import part_kinds, part_name, part_names
 from kbitq.errors import FormatError
 from kbitq.integrations.transformers.conversions import (
     GUARD_ROUTE,
-    CodebookParts,
+    Coded,
+    ConstantsByGroup,
     DecodeOnLoad,
     ExactConverter,
     ExactRenaming,
@@ -69,7 +71,7 @@ def find_routes(model: nn.Module, manifest: Manifest, *, decode: bool) -> Routes
     """
     routes = Routes(guard=manifest.guard)
     for target in _targets(model, manifest).values():
-        metas = [manifest.packed[name] for name, _ in target.sources]
+        metas = [manifest.quantized[name] for name, _ in target.sources]
         if decode:
             routes.dense[target.name] = target
         elif target.converter is None and _has_packed_class(model, target, metas[0].shape):
@@ -84,11 +86,11 @@ def find_routes(model: nn.Module, manifest: Manifest, *, decode: bool) -> Routes
 def pack_model(model: nn.Module, routes: Routes, manifest: Manifest) -> None:
     """Replace the modules that the routes lead to by packed ones, uninitialised, on the device they are on."""
     for target, source in routes.direct.items():
-        replace_module(model, target, manifest.packed[source].k)
+        replace_module(model, target, manifest.quantized[source].k, manifest.codec_of(source))
     for stack in routes.merged.values():
         prefix, _, leaf = stack.name.rpartition(".")
-        k = manifest.packed[stack.sources[0][0]].k
-        pack_experts(model.get_submodule(prefix), {leaf: (k, len(_patterns(stack.converter)))})
+        meta = manifest.quantized[stack.sources[0][0]]
+        pack_experts(model.get_submodule(prefix), {leaf: (meta.k, len(_patterns(stack.converter)))}, meta.codec)
     describe(model, routes, manifest)
 
 
@@ -96,7 +98,7 @@ def describe(model: nn.Module, routes: Routes, manifest: Manifest) -> None:
     """Tell the packed modules what the files say of their weights."""
     for target, source in routes.direct.items():
         prefix, _, leaf = target.rpartition(".")
-        remember(model.get_submodule(prefix), leaf, info_of(manifest.packed[source]))
+        remember(model.get_submodule(prefix), leaf, info_of(manifest.quantized[source]))
 
 
 def remember(module: nn.Module, leaf: str, info: WeightInfo) -> None:
@@ -107,56 +109,67 @@ def remember(module: nn.Module, leaf: str, info: WeightInfo) -> None:
         module.info = info
 
 
-def replace_module(model: nn.Module, target: str, k: int) -> nn.Module:
-    """Replace the module that owns the parameter ``target``, and those tied to it, by packed ones."""
+def replace_module(model: nn.Module, target: str, k: int, codec: str) -> nn.Module:
+    """Replace the module that owns the parameter ``target``, and those tied to it, by packed ones.
+
+    Args:
+        model: any module.
+        target: full name of the parameter.
+        k: bits of an index.
+        codec: how the weight is coded.
+
+    Returns:
+        The packed module, uninitialised.
+    """
     prefix, _, leaf = target.rpartition(".")
     module = model.get_submodule(prefix)
     if type(module) not in (nn.Linear, nn.Embedding):
-        return pack_experts(module, {leaf: (k, 0)})
-    made = packed_like(module, k)
+        return pack_experts(module, {leaf: (k, 0)}, codec)
+    made = packed_like(module, k, codec)
     model.set_submodule(prefix, made)
     retie(model, target, made)
     return made
 
 
-def packed_like(module: nn.Module, k: int) -> KbitLinear | KbitEmbedding:
+def packed_like(module: nn.Module, k: int, codec: str) -> KbitLinear | KbitEmbedding:
     """An uninitialised packed layer in place of a linear or an embedding layer; the bias is the same parameter."""
     weight: Any = module.weight
+    options: Any = {"device": weight.device, "dtype": weight.dtype, "codec": codec}
     made: KbitLinear | KbitEmbedding
     if isinstance(module, nn.Linear):
         sizes = (module.in_features, module.out_features)
-        made = KbitLinear(*sizes, k, bias=False, device=weight.device, dtype=weight.dtype)
+        made = KbitLinear(*sizes, k, bias=False, **options)
         made.register_parameter("bias", module.bias)
     elif isinstance(module, nn.Embedding):
         sizes = (module.num_embeddings, module.embedding_dim)
-        made = KbitEmbedding(*sizes, k, module.padding_idx, device=weight.device, dtype=weight.dtype)
+        made = KbitEmbedding(*sizes, k, module.padding_idx, **options)
     return made.train(module.training)
 
 
-def share_with_tied(model: Any, source: str) -> None:
-    """Give the packed weights that are tied to ``source`` its very parameters."""
+def share_with_tied(model: Any, source: str, codec: str) -> None:
+    """Give the packed weights that are tied to ``source``, which is coded so, its very parameters."""
+    parts = part_names(codec, source).values()
     for target, origin in model.all_tied_weights_keys.items():
-        if origin in fmt.companion_names(source):
+        if origin in parts:
             prefix, _, leaf = target.rpartition(".")
             setattr(model.get_submodule(prefix), leaf, model.get_parameter(origin))
 
 
-def retie(model: Any, source: str, packed: nn.Module) -> None:
-    """Where the model ties other weights to ``source``, which is packed now, tie their packed parts instead."""
+def retie(model: Any, source: str, layer: PackedMatrix) -> None:
+    """Where the model ties other weights to ``source``, which ``layer`` holds now, tie their packed parts instead."""
     ties: dict[str, str] = model.all_tied_weights_keys
     partners = [t for t, s in ties.items() if s == source] + [s for t, s in ties.items() if t == source]
     for partner in partners:
         prefix = partner.rpartition(".")[0]
         module = model.get_submodule(prefix)
         if type(module) in (nn.Linear, nn.Embedding):
-            made = packed_like(module, packed.k)  # type: ignore[arg-type]
-            share_weight(packed, made)
+            made = packed_like(module, layer.k, layer.info.codec)
+            share_weight(layer, made)
             model.set_submodule(prefix, made)
     for target, origin in list(ties.items()):
         if source in (target, origin):
             del ties[target]
-            parts = zip(fmt.companion_names(target), fmt.companion_names(origin), strict=True)
-            ties.update(parts)
+            ties.update((part_name(target, part), part_name(origin, part)) for part in layer.parts)
     if partners:
         model._tied_weights_keys = dict(ties)
 
@@ -168,9 +181,10 @@ def conversions(routes: Routes, manifest: Manifest, given: Sequence[Any]) -> lis
     decoded = {name for target in routes.dense.values() for name, _ in target.sources}
     if routes.guard is not None and routes.guard not in decoded:
         made.append(ExactRenaming({routes.guard: GUARD_ROUTE}))
-    for number, targets in enumerate(_by_converter(routes.merged.values())):
-        made += [_merge(part, targets, number, renamings) for part in fmt.COMPANION_SUFFIXES]
-    for number, targets in enumerate(_by_converter(routes.dense.values())):
+    for number, targets in enumerate(_by_converter(routes.merged.values(), manifest)):
+        codec = manifest.codec_of(targets[0].sources[0][0])
+        made += [_merge(codec, part, targets, number, renamings) for part in part_kinds(codec)]
+    for number, targets in enumerate(_by_converter(routes.dense.values(), manifest)):
         made.append(_decoder(targets, manifest, number, renamings))
     return made + list(given)
 
@@ -181,9 +195,9 @@ def conversions_for_saving(used: Iterable[Any]) -> list[Any]:
     return sorted(kept, key=lambda c: isinstance(c, ExactConverter) and not c.decodes)
 
 
-def merged_conversions(converter: WeightConverter) -> list[ExactConverter]:
+def merged_conversions(converter: WeightConverter, codec: str) -> list[ExactConverter]:
     """The conversions of the parts of a packed stack, given the model's conversion of the dense one (for saving)."""
-    return [_merge(part, [Target("", [], converter)], 0, []) for part in fmt.COMPANION_SUFFIXES]
+    return [_merge(codec, part, [Target("", [], converter)], 0, []) for part in part_kinds(codec)]
 
 
 # --- finding ---------------------------------------------------------------------------------------
@@ -196,7 +210,7 @@ def _targets(model: Any, manifest: Manifest) -> dict[str, Target]:
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
     state, prefix = model.state_dict(), model.base_model_prefix
     targets: dict[str, Target] = {}
-    for name in manifest.packed:
+    for name in manifest.quantized:
         found, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if found in state:
             target = targets.setdefault(found, Target(found, converter=by_pattern.get(str(pattern))))
@@ -228,10 +242,10 @@ def has_packed_class(module: nn.Module) -> bool:
 
 
 def _is_merge_of_experts(model: Any, target: Target, metas: Sequence[fmt.TensorMeta]) -> bool:
-    """Whether the parts are stacked, and perhaps concatenated by rows, and agree in K and shape."""
+    """Whether the parts are stacked, and perhaps concatenated by rows, and agree in codec, K and shape."""
     shape = tuple(model.get_parameter_or_buffer(target.name).shape)
     parts = len(_patterns(target.converter))
-    alike = len({(m.k, m.shape) for m in metas}) == 1 and len(metas) == shape[0] * parts
+    alike = len({(m.codec, m.k, m.shape) for m in metas}) == 1 and len(metas) == shape[0] * parts
     return (
         stacks_rows(target.converter) and alike and fmt.is_fused_experts(target.name, shape) and shape[1] % parts == 0
     )
@@ -251,10 +265,17 @@ def _patterns(converter: WeightConverter | None) -> list[str]:
 # --- conversions -----------------------------------------------------------------------------------
 
 
-def _by_converter(targets: Iterable[Target]) -> list[list[Target]]:
-    groups: dict[int, list[Target]] = {}
+def _by_converter(targets: Iterable[Target], manifest: Manifest) -> list[list[Target]]:
+    """Targets of one conversion and one codec."""
+    groups: dict[tuple[int, str], list[Target]] = {}
     for target in targets:
-        groups.setdefault(id(target.converter), []).append(target)
+        codecs = sorted({manifest.codec_of(name) for name, _ in target.sources})
+        if len(codecs) > 1:
+            raise FormatError(
+                f"tensor {target.name}: it is merged from tensors of the codecs {' and '.join(codecs)}",
+                hint="quantize all experts of a layer with one codec",
+            )
+        groups.setdefault((id(target.converter), codecs[0]), []).append(target)
     return list(groups.values())
 
 
@@ -264,22 +285,22 @@ def _renamed(name: str, renamings: Sequence[Any]) -> str:
     return name
 
 
-def _merge(part: str, targets: Sequence[Target], number: int, renamings: Sequence[Any]) -> ExactConverter:
-    """The model's merge of dense experts, for one of the three parts of packed ones."""
+def _merge(codec: str, part: str, targets: Sequence[Target], number: int, renamings: Sequence[Any]) -> ExactConverter:
+    """The model's merge of dense experts, for one of the parts of packed ones."""
     converter = targets[0].converter
     assert converter is not None
     patterns = _patterns(converter)
     operations: list[ConversionOps] = list(converter.operations)
-    if part == fmt.CODEBOOK_SUFFIX:
-        operations.append(CodebookParts(len(patterns)))
-    goal = converter._original_target_patterns[0].removesuffix("$") + part
-    sources = [p.removesuffix("$") + part for p in patterns]
+    if part_kinds(codec)[part]:
+        operations.append(ConstantsByGroup(len(patterns)))
+    goal = part_name(converter._original_target_patterns[0].removesuffix("$"), part)
+    sources = [part_name(p.removesuffix("$"), part) for p in patterns]
     reverse = WeightConverter([goal], list(sources), [op.reverse_op for op in operations[::-1]])
     reverse.scope_prefix, reverse.base_model_prefix = converter.scope_prefix, converter.base_model_prefix
     # Patterns say which tensors belong together, and must not be those of another conversion.
     unique = {p: f"kbitq{number}:{s}" for p, s in zip(converter.source_patterns, sources, strict=True)}
     table = {
-        _renamed(name + part, renamings): (target.name + part, unique[str(pattern)])
+        _renamed(part_name(name, part), renamings): (part_name(target.name, part), unique[str(pattern)])
         for target in targets
         for name, pattern in target.sources
     }
@@ -287,21 +308,22 @@ def _merge(part: str, targets: Sequence[Target], number: int, renamings: Sequenc
 
 
 def _decoder(targets: Sequence[Target], manifest: Manifest, number: int, renamings: Sequence[Any]) -> ExactConverter:
-    converter = targets[0].converter
+    converter, parts = targets[0].converter, list(manifest.parts_of(targets[0].sources[0][0]))
     stems = {p: f"kbitq-decoded{number}:{p}" for p in (converter.source_patterns if converter else ["tensor"])}
-    table, shapes = {}, {}
+    table: dict[str, tuple[str, str]] = {}
+    coded: dict[tuple[str, str], Coded] = {}
     for target in targets:
         for name, pattern in target.sources:
             stem = stems[pattern or "tensor"]
-            shapes[target.name, stem] = tuple(manifest.packed[name].shape)
-            for part in fmt.COMPANION_SUFFIXES:
-                table[_renamed(name + part, renamings)] = (target.name, stem + part)
+            coded[target.name, stem] = Coded(manifest.codec_of(name), tuple(manifest.quantized[name].shape))
+            for part, in_file in manifest.parts_of(name).items():
+                table[_renamed(in_file, renamings)] = (target.name, part_name(stem, part))
             if name == manifest.guard:  # it bears the name of a parameter here, so it comes along and is dropped
                 table[_renamed(name, renamings)] = (target.name, f"{GUARD_ROUTE}{number}")
     # Stems are patterns too, for the model's operations that follow look their inputs up by pattern.
-    patterns = [stem + part for stem in stems.values() for part in ("", *fmt.COMPANION_SUFFIXES)]
+    patterns = [name for stem in stems.values() for name in (stem, *(part_name(stem, part) for part in parts))]
     patterns.append(f"{GUARD_ROUTE}{number}")
     if converter is None:
-        return ExactConverter(patterns, ["tensor"], [DecodeOnLoad(shapes), PlaceDecoded()], table, decodes=True)
-    operations, goals = [DecodeOnLoad(shapes), *converter.operations], list(converter._original_target_patterns)
+        return ExactConverter(patterns, ["tensor"], [DecodeOnLoad(coded), PlaceDecoded()], table, decodes=True)
+    operations, goals = [DecodeOnLoad(coded), *converter.operations], list(converter._original_target_patterns)
     return ExactConverter(patterns, goals, operations, table, converter.reverse_transform(), decodes=True)

@@ -17,7 +17,7 @@ from kbitq import format as fmt
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, index_json, index_name, lay_out
 from kbitq.choose.selection import Selection
-from kbitq.codecs.base import coded_entries
+from kbitq.codecs.base import coded_entries, part_name, part_names
 from kbitq.errors import CheckpointError
 from kbitq.integrations.transformers.manifest import Manifest, meta_of
 from kbitq.integrations.transformers.routes import conversions_for_saving, merged_conversions, stacks_rows
@@ -61,18 +61,20 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], *, max_shard_siz
     _save_config(model, target, fmt.build_quantization_config(meta.tensors, _not_converted(tensors, meta)))
 
 
-def finish_on_the_fly(model: Any, selection: Selection) -> Manifest:
+def finish_on_the_fly(model: Any, selection: Selection, codec: str) -> Manifest:
     """After quantizing while loading: what a file would have said of the tensors that were kept.
 
-    Packed stacks will be taken apart on saving, as the dense ones would have been.
+    Packed stacks, coded by ``codec``, will be taken apart on saving, as the dense ones would have been.
     """
     used = list(model._weight_conversions)
-    ours = [part for c in used if isinstance(c, WeightConverter) and stacks_rows(c) for part in merged_conversions(c)]
+    merges = [c for c in used if isinstance(c, WeightConverter) and stacks_rows(c)]
+    ours = [part for merge in merges for part in merged_conversions(merge, codec)]
     model._weight_conversions = conversions_for_saving([*used, *ours])
     kept = {}
     files = _in_files(model, {n: _like(t) for n, t in _without_ties(model).items()})
+    parts = _parts_in_files(dict(_descriptions(model)))
     for name, tensor in files.items():
-        if not name.endswith(fmt.COMPANION_SUFFIXES):
+        if name not in parts:
             verdict = selection.verdict(name, tuple(tensor.shape), STORED_NAMES[tensor.dtype])
             kept[name] = "no packed form of its module" if verdict.quantize else verdict.reason
     return Manifest(kept=kept)
@@ -89,9 +91,10 @@ def state_for_transformers(model: Any, config: Any) -> tuple[dict[str, Tensor], 
     config.update_stored(fmt.build_quantization_config(meta.tensors, _not_converted(files, meta)))
     guard = fmt.guard_name({n: m.shape for n, m in meta.tensors.items()})
     if guard is not None:
-        packed = files[guard + fmt.PACKED_SUFFIX]
+        end = _first_part(meta.tensors[guard].codec, "")
+        first = files[guard + end]
         # Under its name in the model, which transformers translates; a part of a stack has none there.
-        inside = next((n.removesuffix(fmt.PACKED_SUFFIX) for n, t in origin.items() if t is packed), guard)
+        inside = next((n.removesuffix(end) for n, t in origin.items() if t is first), guard)
         state[inside] = torch.empty(fmt.GUARD_SHAPE)
     return state, {fmt.METADATA_KEY: meta.to_json()}
 
@@ -116,13 +119,9 @@ def guard_config_file(folder: str | os.PathLike[str], weights: str | None = None
 def describe_files(model: nn.Module, files: Mapping[str, Tensor]) -> fmt.ShardMeta:
     """The metadata of a model's files, given their tensors by name (values do not matter)."""
     manifest = _manifest(model)
-    known = dict(_descriptions(model))
-    described = fmt.ShardMeta(kept={n: r for n, r in manifest.kept.items() if n in files})
-    for part in files:
-        name = part.removesuffix(fmt.PACKED_SUFFIX)
-        if name != part:
-            described.tensors[name] = known[name]
-    return described
+    known = {_first_part(meta.codec, name): (name, meta) for name, meta in _descriptions(model)}
+    tensors = dict(known[part] for part in files if part in known)
+    return fmt.ShardMeta(tensors, {n: r for n, r in manifest.kept.items() if n in files})
 
 
 # --- the model's tensors as the files have them ----------------------------------------------------
@@ -130,6 +129,16 @@ def describe_files(model: nn.Module, files: Mapping[str, Tensor]) -> fmt.ShardMe
 
 def _manifest(model: nn.Module) -> Manifest:
     return getattr(model, "kbitq_manifest", None) or Manifest()
+
+
+def _first_part(codec: str, name: str) -> str:
+    """Name in the files of the first part of a packed tensor, which stands for all of it here."""
+    return next(iter(part_names(codec, name).values()))
+
+
+def _parts_in_files(tensors: Mapping[str, fmt.TensorMeta]) -> set[str]:
+    """Names in the files of all parts of packed tensors."""
+    return {part for name, meta in tensors.items() for part in part_names(meta.codec, name).values()}
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -143,15 +152,15 @@ def _without_ties(model: Any) -> dict[str, Tensor]:
 def _in_files(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors under their names in files; stacks are taken apart where the files have them apart.
 
-    A stack of one codebook has no parts, so it stays whole.
+    A stack of one codebook for all experts stays whole.
     """
     whole = {
         f"{prefix}.{part}"
         for prefix, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, KbitExperts)
         for leaf in module.packed_names()
-        if module.stack(leaf).codebook.dim() == 1
-        for part in fmt.companion_names(leaf)
+        if module.is_whole(leaf)
+        for part in part_names(module.codec_of(leaf), leaf).values()
     }
     apart = revert_weight_conversion(model, {n: t for n, t in state.items() if n not in whole})
     return {**apart, **{n: t for n, t in state.items() if n in whole}}
@@ -162,36 +171,38 @@ def _descriptions(model: Any) -> list[tuple[str, fmt.TensorMeta]]:
     found: list[tuple[str, fmt.TensorMeta]] = []
     manifest = _manifest(model)
     matrices: dict[str, Tensor] = {}
-    metas: dict[int, fmt.TensorMeta] = {}
+    metas: dict[int, tuple[str, fmt.TensorMeta]] = {}  # of a first part: how its name ends, and the tensor
     for prefix, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, PackedMatrix):
-            tensor = _like(module.parts["packed"])
-            matrices[f"{prefix}.weight{fmt.PACKED_SUFFIX}"] = tensor
-            metas[id(tensor)] = meta_of(module.info, module.k, module.shape)
+            tensor, end = _like(next(iter(module.parts.values()))), _first_part(module.info.codec, "")
+            matrices[f"{prefix}.weight{end}"] = tensor
+            metas[id(tensor)] = end, meta_of(module.info, module.k, module.shape)
         elif isinstance(module, KbitExperts):
             for leaf in module.packed_names():
                 found += _of_stack(model, manifest, prefix, module, leaf)
-    names = _in_files(model, matrices)
-    return found + [(part.removesuffix(fmt.PACKED_SUFFIX), metas[id(tensor)]) for part, tensor in names.items()]
+    for part, tensor in _in_files(model, matrices).items():
+        end, meta = metas[id(tensor)]
+        found.append((part.removesuffix(end), meta))
+    return found
 
 
 def _of_stack(
     model: Any, manifest: Manifest, prefix: str, module: KbitExperts, leaf: str
 ) -> list[tuple[str, fmt.TensorMeta]]:
-    parts = {f"{prefix}.{part}": _like(module.get_parameter(part)) for part in fmt.companion_names(leaf)}
-    stack, found = module.stack(leaf), []
-    for part, tensor in _in_files(model, parts).items():
-        name = part.removesuffix(fmt.PACKED_SUFFIX)
+    codec, found = module.codec_of(leaf), []
+    held = {f"{prefix}.{part_name(leaf, part)}": _like(tensor) for part, tensor in module.parts_of(leaf).items()}
+    end, cols = _first_part(codec, ""), module.stack(leaf).shape[2]
+    for part, tensor in _in_files(model, held).items():
+        name = part.removesuffix(end)
         if name != part:
-            k = stack.codebook.shape[-1].bit_length() - 1
-            made = meta_of(module.info[leaf], k, (*tensor.shape[:-1], stack.shape[2]))
-            found.append((name, manifest.packed.get(name, made)))
+            made = meta_of(module.info[leaf], module.k_of(leaf), (*tensor.shape[:-1], cols))
+            found.append((name, manifest.quantized.get(name, made)))
     return found
 
 
 def _not_converted(files: Mapping[str, Tensor], meta: fmt.ShardMeta) -> list[str]:
     """Modules whose weights were left alone."""
-    parts = {part for name in meta.tensors for part in fmt.companion_names(name)}
+    parts = _parts_in_files(meta.tensors)
     return [
         fmt.module_name(name)
         for name, tensor in files.items()
@@ -206,7 +217,7 @@ def _not_converted(files: Mapping[str, Tensor], meta: fmt.ShardMeta) -> list[str
 
 
 def _group(name: str, tensors: Mapping[str, Tensor], meta: fmt.ShardMeta, guard: str | None) -> Group:
-    """What is stored of one tensor: itself, or its three companions (and the guard that bears its name)."""
+    """What is stored of one tensor: itself, or its parts (and the guard that bears its name)."""
     if name in meta.tensors:
         described = meta.tensors[name]
         entries = coded_entries(described.codec, name, described.shape, described.k)
@@ -221,7 +232,7 @@ def _group(name: str, tensors: Mapping[str, Tensor], meta: fmt.ShardMeta, guard:
 def _shards(
     tensors: Mapping[str, Tensor], meta: fmt.ShardMeta, manifest: Manifest, max_shard_size: int | None
 ) -> list[Shard]:
-    parts = {part for name in meta.tensors for part in fmt.companion_names(name)}
+    parts = _parts_in_files(meta.tensors)
     names = [*meta.tensors, *(n for n in tensors if n not in parts)]
     guard = fmt.guard_name({n: m.shape for n, m in meta.tensors.items()})
     groups = {name: _group(name, tensors, meta, guard) for name in names}
