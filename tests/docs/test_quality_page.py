@@ -53,3 +53,5 @@ def test_the_words_of_the_page_have_their_figures(quality: Any) -> None:
     told += [f"{by_label['--bpw 3.25']['divergence']:.3f}", f"{one_k['--k 3']['divergence']:.3f}"]
     text = PAGE.split(quality.START)[0]
     assert [figure for figure in told if figure not in text] == []
+    opening = (ROOT / "README.md").read_text().split("```")[0]
+    assert f"{quality.load()['perplexity']:.2f} has {one_k['--k 4']['perplexity']:.2f} at K = 4" in opening
