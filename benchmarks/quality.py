@@ -60,6 +60,13 @@ SERIES = (
     Series("bitsandbytes", ("NF4", "NF4 double"), quality_peers.nf4),
     Series("EXL3, without calibration"),
     Series("EXL3, with calibration"),
+    Series(
+        "kbitq, other choices",  # in the table only
+        (
+            *("--bpw 2.75 --error none", "--bpw 3.25 --error none", "--bpw 4.25 --error none"),
+            *("--bpw 2.75 --codebook fit", "--bpw 3.25 --codebook fit", "--k 3 --codebook fit"),
+        ),
+    ),
 )
 
 

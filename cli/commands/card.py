@@ -9,7 +9,7 @@ from kbitq.cli.options.signature import spread
 
 EPILOG = parsing.examples(
     "kbitq card ./llama-k4",
-    "kbitq card ./llama-k4 --base-model meta-llama/Llama-3.2-1B > llama-k4/README.md",
+    "kbitq card ./llama-k4 --base-model meta-llama/Llama-3.2-1B > card.md",
 )
 
 

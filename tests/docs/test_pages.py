@@ -1,11 +1,13 @@
 """Every code block of README.md and docs/ does what the page says, each program in a process of its own."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
+import typer.core
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -154,19 +156,48 @@ def spoken(page: str) -> list[str]:
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
-def test_commands_in_sentences_exist(page: str) -> None:
+def unknown(root: typer.core.TyperGroup, words: list[str]) -> list[str]:
+    """Of a command line of kbitq: its command or its options, where there are none of that name."""
+    if words[0] not in root.commands:
+        return words[:1]
+    known = {o for p in root.commands[words[0]].params for o in (*p.opts, *p.secondary_opts)}
+    return [word for word in words if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known]
+
+
+@pytest.fixture(scope="module")
+def root() -> typer.core.TyperGroup:
     from kbitq.cli.app import app
 
-    root = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_commands_in_sentences_exist(page: str, root: typer.core.TyperGroup) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for span in spoken(page):
         word, *rest = span.split()
-        if word == "kbitq" and rest and rest[0].isalpha() and rest[0].islower():
-            assert rest[0] in root.commands, span
-            known = {o for p in root.commands[rest[0]].params for o in (*p.opts, *p.secondary_opts)}
-            assert {r.split("=")[0] for r in rest if re.match(r"--?[a-z]", r)} <= known, span
+        if word == "kbitq" and rest and re.match("[a-z]", rest[0]):
+            assert unknown(root, rest) == [], span
         elif word == "make" and rest:
             assert rest[0] in targets, span
         elif word == "python" and rest and rest[0].endswith(".py"):
             assert (ROOT / rest[0]).is_file(), span
+
+
+def test_examples_of_help_exist(root: typer.core.TyperGroup) -> None:
+    lines = [line.strip() for made in root.commands.values() for line in made.epilog.splitlines() if "  kbitq" in line]
+    assert len(lines) > 20
+    assert {line: wrong for line in lines if (wrong := unknown(root, shlex.split(line, comments=True)[1:]))} == {}
+
+
+def test_a_wrong_command_is_found(root: typer.core.TyperGroup) -> None:
+    assert unknown(root, ["quantise", "--k", "4"]) == ["quantise"]
+    assert unknown(root, ["quantize", "a", "--k=4", "-o", "b", "--bits", "4"]) == ["--bits"]
+
+
+def test_links_lead_to_headings_that_exist() -> None:
+    for page in PAGES:
+        for file, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", (ROOT / page).read_text()):
+            target = (ROOT / page).parent / file if file else ROOT / page
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, (page, anchor)
