@@ -52,6 +52,11 @@ def test_the_words_of_the_page_have_their_figures(quality: Any) -> None:
     middle = (one_k["--k 2"]["perplexity"] + one_k["--k 3"]["perplexity"]) / 2
     told = [f"{by_label['--bpw 2.75']['perplexity']:.2f}", f"{middle:.2f}"]
     told += [f"{by_label['--bpw 3.25']['divergence']:.3f}", f"{one_k['--k 3']['divergence']:.3f}"]
+    others = {p["label"]: p for p in quality.load()["series"]["kbitq, other choices"]}
+    told += [
+        f"{others['--bpw 2.75 --error none'][of]:.{digits}f}" for of, digits in (("perplexity", 2), ("divergence", 3))
+    ]
+    told += [f"{point['perplexity']:.2f}" for label, point in others.items() if "fit" in label]
     text = PAGE.split(quality.START)[0]
     assert [figure for figure in told if figure not in text] == []
     opening = (ROOT / "README.md").read_text().split("```")[0]
