@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kbitq import checkpoint
 from kbitq.card import Subject, model_card, source_in
+from kbitq.checkpoint.output.extra_output import check_extra_output, write_extra_output
 from kbitq.checkpoint.source.header import parse_json_object
 from kbitq.checkpoint.source.side_files import CARD_FILE, EVALUATION_FILE, REPORT_FILE
 from kbitq.checkpoint.written.stored import open_quantized
@@ -57,13 +58,18 @@ def subject_of(path: Path) -> Subject:
     )
 
 
-def before_saving(folder: Path) -> str:
-    """The card before a result is saved. Raises CheckpointError where ``kbitq eval --save`` cannot save."""
+def before_saving(folder: Path, text: Path | None = None) -> str:
+    """The card before a result on ``text`` is saved. Raises CheckpointError where ``kbitq eval --save`` cannot save.
+
+    What is written may not be the text, nor a link to a file elsewhere.
+    """
     if not (folder / REPORT_FILE).is_file():
         raise CheckpointError(
             f"{folder} is not a folder that kbitq quantized, so --save has no place for the result",
             hint="leave --save; --json prints the result as data",
         )
+    for name in (EVALUATION_FILE, CARD_FILE):
+        check_extra_output(folder / name, [text] if text is not None else [], force=True)
     return card_of(folder)
 
 
@@ -73,7 +79,7 @@ def save(folder: Path, result: Evaluation, text: Path | None, before: str) -> No
     save_evaluation(folder, result, text)
     readme = folder / CARD_FILE
     if readme.is_file() and readme.read_text(encoding="utf-8", errors="replace") == before:
-        readme.write_text(card_of(folder), encoding="utf-8")
+        write_extra_output(readme, card_of(folder), [text], force=True)
         console.note(f"the result is in {folder / EVALUATION_FILE} and in the model card, {readme}")
         return
     console.note(f"the result is in {folder / EVALUATION_FILE}")

@@ -57,6 +57,8 @@ _REMEDIES = {
     "quantize": "kbitq quantize {path} --k 3",
     "start-over": "repeat that run to finish it, or use --force to start over",
     "stream-short": "run it again, which goes on where it stopped; or leave --stream away",
+    "tokens": "give a text in UTF-8; token ids are for --tokens",
+    "trust": "look at that code; --trust-remote-code runs it",
     "text": "give a text with --text, or ids of this model's tokenizer",
 }
 """What to do, by the name that an error of the library gives it (its own hint names arguments of Python)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +14,8 @@ from kbitq.cli.options.signature import spread
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
     from kbitq.eval.perplexity import Evaluation
 
@@ -35,6 +38,7 @@ def command(
     batch: running.Batch = 1,
     device: running.Device = "auto",
     dtype: running.ComputeDtype = "auto",
+    trust_remote_code: running.TrustRemoteCode = False,
     save: running.Save = False,
     *,
     talk: Printing,
@@ -49,14 +53,20 @@ def command(
     from kbitq.checkpoint import Progress
     from kbitq.cli import cards, sources
     from kbitq.cli.views.text import count_text
-    from kbitq.eval.perplexity import evaluate, windows_of
+    from kbitq.eval.perplexity import evaluate, read_tokens, windows_of
     from kbitq.integrations.transformers.loading import load_model
 
     folder = sources.local(model)
-    card = cards.before_saving(model) if save else ""  # now: what cannot be saved is refused before the work
-    measured = load_model(folder, device=device, dtype=dtype)
-    original = load_model(sources.local(against), device=device, dtype=dtype) if against else None
-    cut = windows_of(_ids(folder, text, tokens, measured), window, windows)
+    # Now: what cannot be saved, or is no text, is refused before the work.
+    card = cards.before_saving(folder, text or tokens) if save else ""
+    load = partial(load_model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    ids = _ids(folder, text, trust_remote_code) if text is not None else None
+    measured = load(folder)
+    original = load(sources.local(against)) if against else None
+    if ids is None:
+        assert tokens is not None
+        ids = read_tokens(tokens, measured.get_input_embeddings().num_embeddings)
+    cut = windows_of(ids, window, windows)
     with console.progress("reading", lambda rate: f"{count_text(rate)} tokens") as progress:
 
         def report(done: int, total: int) -> None:
@@ -66,23 +76,20 @@ def command(
         result = evaluate(measured, cut, reference=original, batch=batch, progress=report)
     _show(result)
     if save:
-        cards.save(model, result, text or tokens, card)
+        cards.save(folder, result, text or tokens, card)
 
 
-def _ids(folder: Any, text: Path | None, tokens: Path | None, model: Any) -> Any:
-    """The tokens to measure on, int64."""
+def _ids(folder: Path, text: Path, trust_remote_code: bool) -> Tensor:
+    """The tokens of a text, int64."""
     import torch
 
     from kbitq.eval.failures import told
-    from kbitq.eval.perplexity import read_tokens
+    from kbitq.eval.perplexity import read_text
     from kbitq.integrations.transformers.loading import load_tokenizer
 
-    if tokens is not None:
-        return read_tokens(tokens, model.get_input_embeddings().num_embeddings)
-    assert text is not None
-    tokenizer = load_tokenizer(folder)
+    words = read_text(text)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     tokenizer.model_max_length = 1 << 62  # no warning: windows are cut here
-    words = text.read_text(encoding="utf-8", errors="replace")
     with told("the tokenizer fails"):
         ids = tokenizer(words, add_special_tokens=False)["input_ids"]
     return torch.tensor(ids, dtype=torch.int64)

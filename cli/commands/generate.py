@@ -27,6 +27,7 @@ def command(
     seed: running.Seed = 0,
     device: running.Device = "auto",
     dtype: running.ComputeDtype = "auto",
+    trust_remote_code: running.TrustRemoteCode = False,
     *,
     talk: Printing,
 ) -> None:
@@ -38,7 +39,8 @@ def command(
 
     check_request(prompt, temperature, seed)
     folder = sources.local(model)
-    speaker, tokenizer = load_model(folder, device=device, dtype=dtype), load_tokenizer(folder)
+    speaker = load_model(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     if not talk.json:
         console.write(prompt)
     made = generate(

@@ -50,6 +50,12 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option(help="Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python files that come with the model, if it needs them. Look at them first."
+    ),
+]
 ComputeDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="To compute in. auto: that of the model's config."),

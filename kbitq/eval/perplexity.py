@@ -83,6 +83,23 @@ def read_tokens(path: str | Path, vocabulary: int) -> Tensor:
     )
 
 
+def read_text(path: str | Path) -> str:
+    """A text from a file in UTF-8. Raises KbitqError where it holds something else."""
+    data = Path(path).read_bytes()
+    at = data.find(b"\0")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+    if at >= 0:
+        raise KbitqError(
+            f"{path} is not a text in UTF-8: its byte {at:,} is {data[at]:#04x}",
+            hint="read_tokens reads token ids",
+            remedy="tokens",
+        )
+    return text
+
+
 def windows_of(tokens: Tensor, length: int = WINDOW, count: int | None = None) -> Tensor:
     """The first ``count`` whole windows (None: all) of ``length`` tokens, one after the other, as ``[count, length]``.
 

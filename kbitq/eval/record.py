@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbitq.checkpoint.output.extra_output import write_extra_output
 from kbitq.checkpoint.source.header import parse_json_object
 from kbitq.checkpoint.source.side_files import EVALUATION_FILE
 from kbitq.errors import KbitqError
@@ -51,13 +52,13 @@ def save_evaluation(folder: Path, result: Evaluation, text: Path) -> None:
         text: the file of text or of tokens that it was measured on; its name and SHA-256 are written.
 
     Raises:
-        KbitqError: the file of results is another's, or it cannot be written.
+        KbitqError: the file of results is another's, is ``text`` or a link, or it cannot be written.
     """
     new = _result(result, text)
     others = [row for row in read_evaluations(folder) if _subject(row) != _subject(new)]
     path = folder / EVALUATION_FILE
     try:
-        path.write_text(json.dumps({"evaluations": [*others, new]}, indent=2) + "\n", encoding="utf-8")
+        write_extra_output(path, json.dumps({"evaluations": [*others, new]}, indent=2) + "\n", [text], force=True)
     except OSError as error:
         raise KbitqError(f"{path} cannot be written ({error.strerror})") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import logging
 
 from kbitq.errors import CheckpointError, KbitqError, first_line
 
@@ -59,10 +61,11 @@ def explained(what: str) -> Iterator[None]:
     """Runs a block; turns what the client raises into a HubError that begins with ``what``, e.g. the repository.
 
     Errors of this machine's files and memory stay what they are. Any other is the client's or the Hub's: it may send
-    an answer that the client cannot make sense of.
+    an answer that the client cannot make sense of. The client's warnings are not shown: they speak of its own options.
     """
     try:
-        yield
+        with _quiet():
+            yield
     except (KbitqError, MemoryError, ImportError):
         raise
     except Exception as error:
@@ -74,6 +77,18 @@ def explained(what: str) -> Iterator[None]:
                 raise
             explanation = (f"the Hub's client failed ({first_line(error)})", _AGAIN)
         raise HubError(redacted(f"{what}: {explanation[0]}"), hint=explanation[1]) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _explain(error: Exception) -> tuple[str, str | None] | None:

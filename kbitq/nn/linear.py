@@ -79,6 +79,10 @@ class KbitLinear(PackedMatrix):
         made.register_parameter("bias", bias)
         return made.train(self.training)
 
+    def __format__(self, spec: str) -> str:
+        """PEFT formats a layer that it does not know into its error, which says nothing of a way out."""
+        return f"{self!s} (for LoRA: kbitq.integrations.peft.for_packed(config))"
+
     def extra_repr(self) -> str:
         books = "" if self.groups == 1 else f", codebooks={self.groups}"
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, k={self.k}"

@@ -20,6 +20,7 @@ from kbitq.card.markdown import code, fenced, inline
 from kbitq.card.usage import auto_class
 from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, plan_quantize, run
 from kbitq.cli import cards
+from kbitq.cli.console import console
 from kbitq.errors import KbitqError
 from kbitq.eval.perplexity import Divergence, Evaluation
 from kbitq.eval.record import read_evaluations, save_evaluation
@@ -202,6 +203,7 @@ def test_an_edited_card_stays(source: Path, capsys: pytest.CaptureFixture[str]) 
     out, text = quantized(source), source.parent / "wiki.txt"
     text.write_text("words")
     (out / "README.md").write_text("# Mine\n")
+    console.reset()  # a test before may have been quiet
     cards.save(out, RESULT, text, cards.before_saving(out))
     assert (out / "README.md").read_text() == "# Mine\n"
     assert "has been edited and stays" in capsys.readouterr().err

@@ -1,13 +1,14 @@
 """``kbitq eval`` and ``kbitq generate`` on a tiny language model."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.program import Kbitq, Result
+from helpers.program import Kbitq, Result, spawn
 from helpers.small_models import save_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -123,6 +124,10 @@ def test_seeds_draw_alike(packed: Path, kbitq: Kbitq) -> None:
         (("eval", "{nowhere}", "--text", "{text}"), 1, "config.json"),
         (("generate", "{bare}", "x"), 1, "tokenizer"),
         (("generate", "{encoder}", "x"), 1, "cannot be loaded as a causal language model"),
+        (("generate", "{bert}", "x"), 1, "is no causal language model: its config.json names BertModel"),
+        (("eval", "{bert}", "--text", "{text}"), 1, "is no causal language model: its config.json names BertModel"),
+        (("eval", "{packed}", "--text", "{binary}"), 1, "is not a text in UTF-8: its byte 3 is 0xff"),
+        (("eval", "{packed}", "--text", "{nul}"), 1, "is not a text in UTF-8: its byte 2 is 0x00"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
 )
@@ -132,7 +137,14 @@ def test_errors_are_sentences(arguments, code, says, packed, text, kbitq, tmp_pa
         (tmp_path / "bare" / name).write_bytes((packed / name).read_bytes())
     (tmp_path / "encoder").mkdir()
     (tmp_path / "encoder" / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    (tmp_path / "binary").write_bytes(b"abc\xff\xfe")
+    (tmp_path / "nul").write_bytes(b"ab\0c")
+    bert = tmp_path / "bert"
+    bert.mkdir()
+    (bert / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    save_tokenizer(bert)
     places = {
+        "binary": tmp_path / "binary", "nul": tmp_path / "nul", "bert": bert,
         "packed": packed, "text": text, "nowhere": tmp_path / "nowhere", "bare": tmp_path / "bare",
         "encoder": tmp_path / "encoder",
     }  # fmt: skip
@@ -168,6 +180,51 @@ def check_sentence(result: Result) -> None:
         assert "internal error" not in result.err
         assert len(result.err.splitlines()) <= 2
     assert "Traceback" not in result.err
+
+
+def with_code_of_its_own(folder: Path) -> Path:
+    """A model and a tokenizer that want to run a file of the folder; it would leave a trace."""
+    for name, entry in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
+        content = json.loads((folder / name).read_text())
+        content.pop("tokenizer_class", None)
+        content["auto_map"] = {entry: ["own.Own", "own.Own"] if entry == "AutoTokenizer" else "own.Own"}
+        content["model_type"] = "a_type_of_its_own"
+        (folder / name).write_text(json.dumps(content))
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\nclass Own: pass\n")
+    return folder
+
+
+@pytest.mark.parametrize("command", [("generate", "{}", "Hello"), ("eval", "{}", "--text", "{text}")])
+def test_code_of_a_model_is_not_run(command: tuple[str, ...], packed: Path, text: Path, kbitq: Kbitq) -> None:
+    folder = with_code_of_its_own(packed)
+    done = kbitq(*(word.format(folder, text=text) for word in command))
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {folder} comes with Python code of its own, which was not run\n")
+    assert "--trust-remote-code runs it" in done.err
+    assert not (folder / "ran").exists()
+
+
+def test_code_of_a_model_runs_where_it_is_trusted(packed: Path, tmp_path: Path) -> None:
+    folder = with_code_of_its_own(packed)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf")}
+    assert spawn("generate", folder, "Hello", "--trust-remote-code", env=environment).code == 1  # it is no model
+    assert (folder / "ran").exists()
+
+
+def test_saving_follows_no_link_and_spares_the_text(packed: Path, text: Path, kbitq: Kbitq, tmp_path: Path) -> None:
+    results, elsewhere = packed / "quantization_evaluation.json", tmp_path / "elsewhere"
+    results.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    done = kbitq("eval", packed, "--text", results, "--window", 16, "--save")
+    assert (done.code, f"{results} is read and must not change" in done.err) == (1, True)
+    readme = packed / "README.md"
+    done = kbitq("eval", packed, "--text", readme, "--window", 16, "--save")
+    assert (done.code, f"{readme} is read and must not change" in done.err) == (1, True)
+    results.unlink()
+    elsewhere.write_text("precious")
+    results.symlink_to(elsewhere)
+    done = kbitq("eval", packed, "--text", text, "--window", 16, "--save")
+    assert (done.code, f"{results} is a link" in done.err) == (1, True)
+    assert elsewhere.read_text() == "precious"
 
 
 WRONG = ("x", 1e308, 1 << 62, [[]], {"a": 1}, None)

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functional": {"codecs", "ops", "format"},
     "nn": {"choose", "codecs", "ops", "format", "quantized"},
     "card": set(),
-    "eval": {"checkpoint.source"},  # for the name of the file that it writes beside a model
+    "eval": {"checkpoint.source", "checkpoint.output"},  # for the file that it writes beside a model
     # The way of a checkpoint, in this order: each room knows only the rooms above it.
     "checkpoint.source": {"format", "ops"},
     "checkpoint.output": {"checkpoint.source", "format"},

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# `for_packed` is a function for whole layers, not a part.
 MAY_SAY = ("kbitq/codecs/", "kbitq/format/", "kbitq/ops/", "kbitq/functional.py", "kbitq/_C.pyi")
-WORD = re.compile(r"packed(?!_names|_parameters|_like|_class|_with)|absmax(?!\")|codebook(?!\w*_name|s?\.levels)")
+WORD = re.compile(
+    r"(?<!for_)packed(?!_names|_parameters|_like|_class|_with)|absmax(?!\")|codebook(?!\w*_name|s?\.levels)"
+)
 
 STILL: dict[str, int] = {
     "kbitq/_moved.py": 2,
@@ -33,11 +36,11 @@ STILL: dict[str, int] = {
     "kbitq/checkpoint/written/stored.py": 4,
     "kbitq/choose/recipe.py": 7,
     "kbitq/choose/selection.py": 3,
-    "kbitq/integrations/peft.py": 5,
+    "kbitq/integrations/peft.py": 3,
     "kbitq/integrations/transformers/config.py": 18,
     "kbitq/integrations/transformers/manifest.py": 3,
     "kbitq/integrations/transformers/on_the_fly.py": 3,
-    "kbitq/integrations/transformers/packed_model.py": 10,
+    "kbitq/integrations/transformers/packed_model.py": 5,
     "kbitq/integrations/transformers/quantizer.py": 6,
     "kbitq/integrations/transformers/routes.py": 1,
     "kbitq/integrations/transformers/saving.py": 2,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import logging
 from safetensors.torch import save
 
 from helpers.fake_hub import CUT, FakeHub, HostedRepo
@@ -16,7 +18,7 @@ from kbitq.checkpoint.passes import journal
 from kbitq.checkpoint.source import memory
 from kbitq.errors import CheckpointError, NonFiniteError
 from kbitq.hub import HubStorage, Repo, download, parse_repo, push, remote
-from kbitq.hub.problems import HubError
+from kbitq.hub.problems import HubError, explained
 
 CARD = "---\nlicense: mit\nlanguage:\n- en\ntags:\n- tiny\n---\n# Tiny\n"
 
@@ -409,6 +411,15 @@ def test_push_without_a_token_is_refused(hub: FakeHub, quantized: Path) -> None:
     hub.token = "another"
     with pytest.raises(CheckpointError, match=r"refused|no such repository"):
         push(quantized, Repo("me/tiny"), card="card")
+
+
+def test_the_clients_warnings_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    before = logging.get_verbosity()
+    with explained("x"):
+        warnings.warn("Warnings while validating metadata in README.md", stacklevel=1)
+        logging.get_logger("huggingface_hub.hf_api").warning("No files have been modified since last commit.")
+    assert capfd.readouterr() == ("", "")
+    assert logging.get_verbosity() == before
 
 
 def test_what_was_pushed_can_be_read_back(hub: FakeHub, quantized: Path) -> None:

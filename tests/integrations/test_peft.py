@@ -56,6 +56,13 @@ def test_it_trains(folders, device) -> None:
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
 
 
+def test_the_error_about_a_packed_layer_says_what_to_do() -> None:
+    base = torch.nn.Sequential(torch.nn.Linear(96, 64))
+    replace_linears(base, 3)
+    with pytest.raises(ValueError, match=r"for LoRA: kbitq\.integrations\.peft\.for_packed\(config\)"):
+        peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
+
+
 def test_gradients_are_those_of_the_decoded_model(folders) -> None:
     packed = with_random_adapters(lora(packed_model(folders)))
     dense = packed_model(folders)

@@ -72,7 +72,8 @@ def check_apart_from_inputs(path: Path, inputs: Iterable[Place]) -> None:
             how = "is a file of"
         else:
             continue
-        raise CheckpointError(f"{path} {how} {place}, which is read and must not change", hint=_OTHER_NAME)
+        told = "" if how == "is" and str(path) == str(place) else f" {how} {place}, which"
+        raise CheckpointError(f"{path}{told} is read and must not change", hint=_OTHER_NAME)
 
 
 def _identities(place: Path) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from kbitq.checkpoint.source.header import parse_json_object
 from kbitq.errors import BuildError, CheckpointError, KbitqError, first_line
+from kbitq.text_safety import shown
 
 
 def resolve_device(device: str) -> str:
@@ -18,32 +20,35 @@ def resolve_device(device: str) -> str:
     return ("cuda" if found else "cpu") if device == "auto" else device
 
 
-def load_model(folder: str | Path, *, device: str = "auto", dtype: str = "auto") -> Any:
+def load_model(
+    folder: str | Path, *, device: str = "auto", dtype: str = "auto", trust_remote_code: bool = False
+) -> Any:
     """A causal language model in evaluation mode. kbitq's folders stay packed; ordinary ones load as they are.
 
     Args:
         folder: with a config.json.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``auto`` (the config's), ``float32``, ``bfloat16`` or ``float16``.
+        trust_remote_code: run Python files of the folder, if the model needs them.
 
     Raises:
-        CheckpointError: transformers cannot make a causal language model of it, or weights are missing.
+        CheckpointError: it is no causal language model, transformers cannot load it, weights are missing, or it needs
+            code of its own, which is not trusted.
     """
     _check_folder(folder)
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers = _quiet_transformers()
+    _check_causal(folder)
     target, loader = resolve_device(device), transformers.AutoModelForCausalLM
     model: Any
     info: Any
     try:
-        model, info = loader.from_pretrained(  # type: ignore[misc]
-            folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
+        model, info = loader.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, trust_remote_code=trust_remote_code
         )
     except (KbitqError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a config.json of no sense makes transformers raise anything
+        _check_trust(folder, error)
         fits = "ignore_mismatched_sizes" not in str(error)  # which transformers advises, and which loads random weights
         why = first_line(error) if fits else "the shapes of its weights are not those that its config.json says"
         raise CheckpointError(f"{folder} cannot be loaded as a causal language model: {why}") from error
@@ -52,22 +57,58 @@ def load_model(folder: str | Path, *, device: str = "auto", dtype: str = "auto")
     return model.to(target).eval()
 
 
-def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a folder. Raises CheckpointError where there is none."""
+def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder. Raises CheckpointError where there is none, or it needs code that is not trusted."""
     _check_folder(folder)
-    import transformers
-
+    transformers = _quiet_transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except MemoryError:
         raise
     except Exception as error:
+        _check_trust(folder, error)
         raise CheckpointError(f"{folder} has no tokenizer that transformers can load") from error
 
 
 def _check_folder(folder: str | Path) -> None:
     if not (Path(folder) / "config.json").is_file():
         raise CheckpointError(f"{folder} is not a folder with a config.json", hint="give the folder of a whole model")
+
+
+def _quiet_transformers() -> Any:
+    """The package, told not to warn and to draw no bars."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def _check_trust(folder: str | Path, error: Exception) -> None:
+    """Raise CheckpointError where transformers asks for permission to run code of the folder."""
+    if "trust_remote_code" in str(error):
+        raise CheckpointError(
+            f"{folder} comes with Python code of its own, which was not run",
+            hint="look at that code; trust_remote_code=True runs it",
+            remedy="trust",
+        ) from error
+
+
+def _check_causal(folder: str | Path) -> None:
+    """Raise CheckpointError where the config names the class of a model that does not predict the next token."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = parse_json_object((Path(folder) / "config.json").read_bytes(), f"{folder}/config.json")
+    named, own = config.get("architectures"), config.get("auto_map")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    known = {str(name) for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    if not names or (isinstance(own, dict) and "AutoModelForCausalLM" in own):
+        return
+    if not any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        raise CheckpointError(
+            f"{folder} is no causal language model: its config.json names {shown(names[0])}",
+            hint="only a model that predicts the next token can be evaluated or continue a prompt",
+        )
 
 
 def _and_more(names: list[str]) -> str:
