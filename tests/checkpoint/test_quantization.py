@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from helpers.checkpoints import QUANTIZED, bytes_of, gaussian, model_tensors, partials, read_header, write_folder
+from helpers.checkpoints import QUANTIZED, bytes_of, gaussian, model_tensors, read_header, write_folder
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
 from kbitq.codecs import codebooks, reference
 from kbitq.errors import (
@@ -19,7 +19,6 @@ from kbitq.errors import (
     KbitqError,
     NonFiniteError,
     NoSpaceError,
-    OutputExistsError,
     SelectionError,
 )
 from kbitq.format import GUARD_SENTENCE
@@ -268,44 +267,6 @@ def test_a_tensor_of_zeros_has_no_sqnr(tmp_path: Path, quantize: Quantize) -> No
     assert not load_file(tmp_path / "q.safetensors")["a.weight_absmax"].any()
 
 
-def test_output_exists(folder: Path, tmp_path: Path, quantize: Quantize) -> None:
-    out = tmp_path / "out"
-    quantize(folder, out)
-    with pytest.raises(OutputExistsError, match="exists"):
-        quantize(folder, out, k=4)
-    quantize(folder, out, k=4, force=True)
-    assert json.loads((out / "config.json").read_text())["quantization_config"]["k"] == 4
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(OutputExistsError, match=r"notes\.txt"):
-        quantize(folder, out, k=3, force=True)
-    assert (out / "notes.txt").read_text() == "mine"
-
-
-def test_force_never_replaces_a_folder_that_kbitq_did_not_write(
-    folder: Path, tmp_path: Path, quantize: Quantize
-) -> None:
-    other = tmp_path / "other"
-    write_folder(other, model_tensors())  # an original model, whose files an output might have too
-    before = bytes_of(other)
-    with pytest.raises(OutputExistsError, match="was not written by kbitq"):
-        quantize(folder, other, force=True)
-    assert bytes_of(other) == before
-
-
-def test_empty_folder_is_free_to_use(folder: Path, tmp_path: Path, quantize: Quantize) -> None:
-    (tmp_path / "out").mkdir()
-    quantize(folder, tmp_path / "out")
-    assert (tmp_path / "out" / "config.json").exists()
-
-
-@pytest.mark.parametrize("out", ["tiny", "tiny/out", ".", "file.safetensors"])
-def test_refused_outputs(folder: Path, quantize: Quantize, out: str) -> None:
-    before = bytes_of(folder)
-    with pytest.raises(CheckpointError):
-        quantize(folder, folder.parent / out, force=True)
-    assert bytes_of(folder) == before
-
-
 def test_already_quantized(folder: Path, tmp_path: Path, quantize: Quantize) -> None:
     quantize(folder, tmp_path / "out")
     with pytest.raises(CheckpointError, match="already quantized by kbitq"):
@@ -380,26 +341,3 @@ def test_min_coverage(folder: Path, tmp_path: Path, quantize: Quantize) -> None:
     ):
         quantize(folder, tmp_path / "out", min_coverage=0.95)
     quantize(folder, tmp_path / "out", min_coverage=0.2)
-
-
-def test_sums_file_names_every_file(folder: Path, tmp_path: Path, quantize: Quantize) -> None:
-    import hashlib
-
-    quantize(folder, tmp_path / "out", max_shard_size=20_000)
-    files = bytes_of(tmp_path / "out")
-    lines = files.pop("SHA256SUMS").decode().splitlines()
-    del files["README.md"]  # the card, which evaluating and publishing change
-    assert lines == [f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in files.items()]
-
-
-def test_nothing_in_an_output_depends_on_where_or_when(folder: Path, tmp_path: Path, quantize: Quantize) -> None:
-    quantize(folder, tmp_path / "one")
-    (tmp_path / "elsewhere").mkdir()
-    moved = tmp_path / "elsewhere" / "renamed"
-    folder.rename(moved)
-    quantize(moved, tmp_path / "two")
-    one, two = bytes_of(tmp_path / "one"), bytes_of(tmp_path / "two")
-    card = one.pop("README.md").decode()
-    assert card.replace("tiny", "renamed") == two.pop("README.md").decode()  # its command names the source, no path
-    assert one == two
-    assert partials(tmp_path) == []

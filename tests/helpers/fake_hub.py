@@ -271,3 +271,23 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(2)
                 return
             self.wfile.write(data)
+
+
+CARD = "---\nlicense: mit\nlanguage:\n- en\ntags:\n- tiny\n---\n# Tiny\n"
+
+
+def tiny_repo() -> HostedRepo:
+    """A model of two weights that are quantized and a norm, with a card and a file that is not for kbitq."""
+    import torch
+    from safetensors.torch import save
+
+    generator = torch.Generator().manual_seed(5)
+    weights = {f"layers.{i}.mlp.up_proj.weight": torch.randn(96, 160, generator=generator) for i in range(2)}
+    weights["norm.weight"] = torch.ones(160)
+    files = {
+        "model.safetensors": save(weights, metadata={"format": "pt"}),
+        "config.json": json.dumps({"model_type": "llama"}).encode(),
+        "README.md": CARD.encode(),
+        "pytorch_model.bin": b"\x80pickle" * 2000,
+    }
+    return HostedRepo(files)

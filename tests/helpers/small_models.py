@@ -102,3 +102,15 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
     fast.save_pretrained(folder)
+
+
+def load_complete(kind: str, folder: Path, **options: Any) -> Any:
+    """A model of a quantized folder: nothing is missing or left over, and no packed weight has a gradient."""
+    from kbitq.nn.packed import PackedModule
+
+    model, info = auto_class(kind).from_pretrained(folder, output_loading_info=True, **options)
+    assert [info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [set()] * 3
+    packed = [module for module in model.modules() if isinstance(module, PackedModule)]
+    parts = [part for module in packed for name in module.packed_names() for part in module.parts_of(name).values()]
+    assert not any(part.requires_grad for part in parts)
+    return model

@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from helpers.fake_hub import FakeHub, tiny_repo
+
+if TYPE_CHECKING:
+    from kbitq.hub import Repo
 
 # huggingface_hub reads its settings when it is first imported: the endpoint is patched per test below.
 os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -19,8 +25,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
     import huggingface_hub
     from huggingface_hub import constants
 
-    from helpers.fake_hub import FakeHub
-
     fake = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", fake.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", fake.url + "/{repo_id}/resolve/{revision}/{filename}")
@@ -31,3 +35,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
     monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda _seconds: None)
     yield fake
     fake.close()
+
+
+@pytest.fixture
+def tiny(hub: FakeHub) -> Repo:
+    """A repository with two quantizable weights."""
+    from kbitq.hub import Repo
+
+    hub.repos["someone/tiny"] = tiny_repo()
+    return Repo("someone/tiny")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import kbitq
 from helpers.small_models import auto_class, outputs
+from helpers.small_models import load_complete as load
 from helpers.tolerances import LOGITS, relative_error
 from kbitq.checkpoint import dequantize_checkpoint
 from kbitq.codecs import base
@@ -98,13 +99,6 @@ def stepped() -> Iterator[Stepped]:
     base.register(codec)
     yield codec
     base.unregister(codec.name)
-
-
-def load(kind: str, folder: Path, **options: Any) -> Any:
-    model, info = auto_class(kind).from_pretrained(folder, output_loading_info=True, **options)
-    assert [info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [set()] * 3
-    assert not any(p.requires_grad for n, p in model.named_parameters() if n.endswith(("_codes", "_step")))
-    return model
 
 
 def modules(model: torch.nn.Module, kind: type) -> list[Any]:

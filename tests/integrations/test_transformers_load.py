@@ -1,14 +1,7 @@
 """Quantized folders in transformers: what is packed, what it computes, and that nothing is missing or left over."""
 
-import copy
-import io
 import json
 import logging
-import os
-import shutil
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,22 +12,12 @@ from torch import nn
 
 import kbitq
 from helpers.small_models import auto_class, outputs
+from helpers.small_models import load_complete as load
 from helpers.tolerances import LOGITS, relative_error
-from kbitq.format import GUARD_SENTENCE
 from kbitq.nn import KbitEmbedding, KbitExperts, KbitLinear
 
 KINDS = ["llama", "llama-tied", "moe", "gpt2", "bert", "vit"]
 OPTIONS = [{}, {"keep_embeddings": False}]
-
-
-def load(kind: str, folder: Path, **options):
-    model, info = auto_class(kind).from_pretrained(folder, output_loading_info=True, **options)
-    assert info["missing_keys"] == set()
-    assert info["unexpected_keys"] == set()
-    assert info["mismatched_keys"] == set()
-    packed = ("_packed", "_absmax", "_codebook")
-    assert not any(p.requires_grad for n, p in model.named_parameters() if n.endswith(packed))
-    return model
 
 
 def decoded(kind: str, folder: Path, tmp_path: Path, **options):
@@ -269,89 +252,7 @@ def test_load_report_is_silent(folders, caplog) -> None:
     assert transformers.logging is not None
 
 
-OTHERS = [path for path in os.environ.get("KBITQ_TEST_PYTHONS", "").split(os.pathsep) if path]
 """Interpreters with other versions of transformers, for the guard (CONTRIBUTING.md)."""
-
-
-@pytest.mark.parametrize("python", [sys.executable, *OTHERS])
-def test_without_kbitq_no_option_loads_a_folder(python, folders, tmp_path) -> None:
-    saved = load("llama", folders("llama", 3)[1])
-    saved.save_pretrained(tmp_path / "a")
-    kbitq.save_pretrained(saved, tmp_path / "b", max_shard_size=40_000)
-    models = [str(folders(kind, 3)[1]) for kind in ("llama", "moe", "gpt2")] + [
-        str(tmp_path / "a"),
-        str(tmp_path / "b"),
-    ]
-    bare = tmp_path / "bare"  # as written before the config had a guard
-    bare.mkdir()
-    (bare / "model.safetensors").symlink_to(folders("llama", 3)[1] / "model.safetensors")
-    config = json.loads((folders("llama", 3)[1] / "config.json").read_text())
-    assert config.pop("transformers_weights") == GUARD_SENTENCE
-    (bare / "config.json").write_text(json.dumps(config))
-    code = f"""
-        import transformers
-        for options in ({{}}, {{"ignore_mismatched_sizes": True}}):
-            for folder in {models!r}:
-                try:
-                    transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
-                    raise SystemExit(f"{{folder}} was loaded with {{options}}")
-                except ValueError as error:
-                    assert {GUARD_SENTENCE!r} in str(error), error
-        try:
-            transformers.AutoModelForCausalLM.from_pretrained({str(bare)!r})
-            raise SystemExit("the tensor did not stop it")
-        except RuntimeError as error:
-            assert "mismatch" in str(error), error
-    """
-    done = subprocess.run([python, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert relative_error(outputs(load("llama", bare), "llama"), outputs(saved, "llama")) == 0
-
-
-def test_the_guard_is_gone_from_what_is_loaded(folders, tmp_path) -> None:
-    source, folder = folders("llama", 3)
-    for options in ({}, {"quantization_config": kbitq.KbitqConfig(dequantize=True)}):
-        model = load("llama", folder, **options)
-        assert not hasattr(model.config, "transformers_weights")
-    model.save_pretrained(tmp_path / "dense")
-    assert "transformers_weights" not in json.loads((tmp_path / "dense" / "config.json").read_text())
-    assert auto_class("llama").from_pretrained(tmp_path / "dense").num_parameters() == model.num_parameters()
-    assert auto_class("llama").from_pretrained(source).num_parameters() == model.num_parameters()
-
-
-def test_a_weight_file_of_another_name(folders, tmp_path) -> None:
-    """The source's config names it; so does, in its place, that of what is made of it."""
-    from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, plan_quantize, run
-
-    source = tmp_path / "source"
-    source.mkdir()
-    plain, _ = folders("llama", 3)
-    shutil.copy(plain / "model.safetensors", source / "other.safetensors")
-    config = json.loads((plain / "config.json").read_text()) | {"transformers_weights": "other.safetensors"}
-    (source / "config.json").write_text(json.dumps(config))
-    run(plan_quantize(source, tmp_path / "packed", QuantizeOptions(k=3)))
-    packed = load("llama", tmp_path / "packed")
-    kbitq.save_pretrained(packed, tmp_path / "again")
-    for folder in (tmp_path / "packed", tmp_path / "again"):
-        told = json.loads((folder / "config.json").read_text())
-        assert told["transformers_weights"] == GUARD_SENTENCE
-        assert told["quantization_config"]["transformers_weights"] == "other.safetensors"
-        assert (folder / "other.safetensors").is_file()
-        assert torch.equal(outputs(load("llama", folder), "llama"), outputs(packed, "llama"))
-    dequantize_checkpoint(tmp_path / "packed", tmp_path / "back")
-    assert json.loads((tmp_path / "back" / "config.json").read_text()) == config
-
-
-def test_an_upload_has_the_guard(folders, tmp_path, monkeypatch) -> None:
-    from transformers.utils.hub import PushToHubMixin
-
-    seen = []
-    monkeypatch.setattr(PushToHubMixin, "_upload_modified_files", lambda self, folder, *a, **k: seen.append(
-        json.loads((Path(folder) / "config.json").read_text())["transformers_weights"]))  # fmt: skip
-    model = load("llama", folders("llama", 3)[1])
-    model.config.save_pretrained(tmp_path)
-    model._upload_modified_files(tmp_path, "someone/repository")
-    assert seen == [GUARD_SENTENCE]
 
 
 def test_a_missing_part_is_an_error(folders, tmp_path) -> None:
@@ -394,43 +295,3 @@ def test_a_format_not_known_is_an_error(change, folders, tmp_path) -> None:
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(kbitq.KbitqError):
         auto_class("llama").from_pretrained(tmp_path)
-
-
-# -- the class of a packed model ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_packed_model_counts_its_weights(kind, folders) -> None:
-    source, folder = folders(kind, 3, keep_embeddings=False)
-    ordinary, packed = auto_class(kind).from_pretrained(source), load(kind, folder)
-    assert packed.num_parameters() == ordinary.num_parameters()
-    assert packed.num_parameters(exclude_embeddings=True) == ordinary.num_parameters(exclude_embeddings=True)
-    assert packed.num_parameters(only_trainable=True) == sum(p.numel() for p in packed.parameters() if p.requires_grad)
-    assert packed.num_parameters(only_trainable=True) < ordinary.num_parameters()
-
-
-def test_only_packed_models_have_the_class(folders) -> None:
-    source, folder = folders("llama", 3, keep_embeddings=False)
-    ordinary, packed = auto_class("llama").from_pretrained(source), load("llama", folder, dtype=torch.float16)
-    assert type(packed) is not type(ordinary)
-    assert isinstance(packed, type(ordinary))
-    assert isinstance(packed.model, type(ordinary.model))
-    assert str(type(packed)) == str(type(ordinary))
-    assert (packed.dtype, packed.model.dtype, ordinary.dtype) == (torch.float16, torch.float16, torch.bfloat16)
-    packed.dequantize()
-    assert (type(packed), type(packed.model)) == (type(ordinary), type(ordinary.model))
-    dense = load("llama", folder, quantization_config=kbitq.KbitqConfig(dequantize=True))
-    assert type(dense) is type(ordinary)
-
-
-@pytest.mark.parametrize("kind", ["llama-tied", "moe"])
-def test_copies_and_pickles(kind, folders) -> None:
-    model = load(kind, folders(kind, 3, keep_embeddings=False)[1], dtype=torch.float32)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        assert type(other) is type(model)
-        assert other.dtype == torch.float32
-        assert other.num_parameters() == model.num_parameters()
-        assert torch.equal(outputs(other, kind), outputs(model, kind))

@@ -386,17 +386,6 @@ def test_a_read_only_place(source: Path, tmp_path: Path) -> None:
     assert re.search(r"CheckpointError: .*/disk/\S+ cannot be written: Read-only file system", done.stderr)
 
 
-def test_one_file_says_what_it_leaves_behind(source: Path, tmp_path: Path, quantize: Quantize) -> None:
-    assert "config.json and the other files" in quantize(source, tmp_path / "q.safetensors").notes[0]
-    assert quantize(source, tmp_path / "q").notes == []
-
-
-def test_an_output_in_place_of_a_file(source: Path, tmp_path: Path, quantize: Quantize) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        quantize(source, tmp_path / "file" / "out")
-
-
 def test_interruption_is_quick(source: Path, tmp_path: Path, sync_always: None) -> None:
     started = time.monotonic()
     interrupted(source, tmp_path)
