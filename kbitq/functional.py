@@ -74,11 +74,21 @@ def dequantize_kbit(
 ) -> torch.Tensor:
     """The first ``n`` values of what ``quantize_kbit`` packed: ``codebook[index] * absmax``, rounded once to ``dtype``.
 
-    ``absmax`` uint8 (E4M4) or float32, used in the precision it has. ``out``, of ``dtype`` and at least
-    ``ceil(n/32) * 32`` elements, is written in place (no allocation, so the call can be captured in a CUDA graph).
-    Returns ``[n]``: a view of ``out`` where it was given.
+    Args:
+        packed: int32, as ``quantize_kbit`` returned it.
+        absmax: uint8 (E4M4) or float32, used in the precision it has.
+        codebook: float32 ``[2^k]``.
+        k: bits of an index, 2 to 8.
+        n: values wanted.
+        dtype: of the result: float16, bfloat16 or float32.
+        out: of ``dtype`` and at least ``ceil(n/32) * 32`` elements; it is written in place (no allocation, so the call
+            can be captured in a CUDA graph).
 
-    Raises ValueError when ``out`` or another argument does not fit.
+    Returns:
+        ``[n]``: a view of ``out`` where it was given.
+
+    Raises:
+        ValueError: ``out`` or another argument does not fit.
     """
     if dtype not in _FLOATS:
         raise ValueError(f"dtype must be float16, bfloat16 or float32, not {dtype}")

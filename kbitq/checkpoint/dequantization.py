@@ -50,6 +50,8 @@ def dequantize_checkpoint(
         out: a ``.safetensors`` file (for a checkpoint of one file) or a folder.
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64`` for the quantized tensors; None: each one's own.
             Tensors that were kept stay as they are.
+        force: replace an output that kbitq wrote.
+        progress: called after each tile.
         max_shard_size: bytes of data in a file of a folder.
 
     Raises:

@@ -26,9 +26,15 @@ _READ_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take: bytes of disk and memory, seconds, and the speeds these come from.
+    """What a run will take.
 
-    ``peak_memory`` is beyond the interpreter with torch. ``disk_free`` is what the output's disk has.
+    Attributes:
+        disk_needed: bytes on the output's disk while the run lasts.
+        disk_free: bytes that disk has.
+        peak_memory: bytes beyond the interpreter with torch.
+        seconds: of the whole run.
+        values_per_second: quantized, measured here with the plan's commonest dtype, K and rule.
+        read_bytes_per_second: of the source, measured here.
     """
 
     disk_needed: int

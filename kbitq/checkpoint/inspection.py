@@ -32,7 +32,14 @@ from kbitq.quantized import sqnr_db
 
 @dataclass
 class InspectReport:
-    """What was found. Rows of an unquantized checkpoint have ``would``: K -> ``{"sqnr_db", "bytes"}``, or None."""
+    """What was found.
+
+    Attributes:
+        totals: sums over the tensors, and the worst of them.
+        tensors: a row each; of an unquantized checkpoint with ``would``: K -> ``{"sqnr_db", "bytes"}``, or None.
+        quantized: whether kbitq wrote the checkpoint.
+        notes: sentences about what was left out.
+    """
 
     totals: dict[str, Any]
     tensors: list[LedgerRow]
@@ -55,6 +62,7 @@ def inspect(
         against: the source of a quantized checkpoint; errors are then measured again, not read from the metadata.
         ks: the K to try on an unquantized checkpoint.
         sample: try them on evenly spaced blocks of each tensor only.
+        progress: called after each tile.
 
     Raises:
         CheckpointError: a path cannot be used, or ``against`` is not the source; FormatError.

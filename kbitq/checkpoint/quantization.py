@@ -34,10 +34,16 @@ from kbitq.quantized import sqnr_db
 
 @dataclass
 class RunReport:
-    """What a run did. ``totals`` and ``tensors`` have ``inspect``'s keys; ``notes`` say what was not carried over.
+    """What a run did.
 
-    ``fit_gain_db``: what fitting codebooks gained over ``optimal``, in dB, where this run fitted any. ``reused``: how
-    many tensors an interrupted run had already written, and how many it had scanned.
+    Attributes:
+        out: the file or folder it made.
+        totals: sums over the tensors, with ``inspect``'s keys.
+        tensors: a row each, with ``inspect``'s keys.
+        seconds: it took.
+        notes: sentences about what was not carried over.
+        fit_gain_db: what fitting codebooks gained over ``optimal``, in dB, where this run fitted any.
+        reused: how many tensors an interrupted run had already written, and how many it had scanned.
     """
 
     out: Path

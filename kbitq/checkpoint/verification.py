@@ -28,9 +28,13 @@ DEFAULT_SAMPLE = 8  # tensors that are quantized again, unless all are
 
 @dataclass
 class VerifyReport:
-    """What was checked and what is wrong. ``checks``: a sentence for each kind of check; ``problems``: one for each.
+    """What was checked and what is wrong.
 
-    ``not_made_again``: the tensors that were only measured against the source, by name, with the reason.
+    Attributes:
+        checks: a sentence for each kind of check.
+        problems: a sentence for each.
+        totals: numbers of what was checked.
+        not_made_again: the tensors that were only measured against the source, by name, with the reason.
     """
 
     checks: list[str] = field(default_factory=list)
@@ -66,6 +70,7 @@ def verify(
         full: compare all tensors with the source; else ``sample`` of the quantized ones, evenly spaced by name.
         importance: the importance file that it was quantized with; without it, tensors that were made with one are
             measured against the source, but not made again.
+        progress: called after each tile.
 
     Returns:
         A report; ``ok`` says whether no problem was found.

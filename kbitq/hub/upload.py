@@ -15,7 +15,13 @@ CARD_FILE = "README.md"
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where it went: the repository's page, the commit, and the pull request if one was opened."""
+    """Where it went.
+
+    Attributes:
+        url: of the repository's page.
+        commit: its id.
+        pull_request: its address, if one was opened.
+    """
 
     url: str
     commit: str

@@ -57,7 +57,14 @@ class UpdateLoss:
 
     @classmethod
     def of(cls, weight: Tensor, update: Tensor, merged: Tensor, k: int) -> UpdateLoss:
-        """From W, D and M, float32 ``[out, in]``. An update of zeros is kept."""
+        """Measure a merge. An update of zeros is kept.
+
+        Args:
+            weight: W, float32 ``[out, in]``.
+            update: D, likewise.
+            merged: M, likewise.
+            k: bits of an index of M.
+        """
         change, length = merged - weight, float(update.norm())
         if length == 0:
             return cls(k, 1.0, 0.0, 0.0)

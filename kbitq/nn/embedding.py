@@ -43,7 +43,16 @@ class KbitEmbedding(PackedMatrix):
 
     @classmethod
     def from_embedding(cls, module: nn.Embedding, k: int, **options: Any) -> KbitEmbedding:
-        """Quantize an embedding. ``options`` go to :func:`kbitq.quantize`. Raises ValueError if it has ``max_norm``."""
+        """Quantize an embedding.
+
+        Args:
+            module: the embedding.
+            k: bits of an index.
+            options: of :func:`kbitq.quantize`.
+
+        Raises:
+            ValueError: it has ``max_norm``.
+        """
         if module.max_norm is not None:
             raise ValueError("an embedding with max_norm changes its table at each lookup, so it cannot stay packed")
         q = quantize(module.weight, k, **options)
@@ -53,7 +62,13 @@ class KbitEmbedding(PackedMatrix):
     def from_quantized(
         cls, q: QuantizedTensor, padding_idx: int | None = None, dtype: torch.dtype | None = None
     ) -> KbitEmbedding:
-        """An embedding around a quantized ``[rows, dim]`` table, sharing its memory."""
+        """An embedding around a quantized table.
+
+        Args:
+            q: ``[rows, dim]``; its memory is shared.
+            padding_idx: kept for those who ask.
+            dtype: of the looked-up vectors; that of the table's source by default.
+        """
         rows, cols = q.shape
         made = cls(rows, cols, q.k, padding_idx, device="meta", dtype=dtype or q.dtype, codec=q.codec)
         made.set_quantized(q)

@@ -51,14 +51,26 @@ class KbitLinear(PackedMatrix):
 
     @classmethod
     def from_linear(cls, module: nn.Linear, k: int, **options: Any) -> KbitLinear:
-        """Quantize a linear layer. ``options`` go to :func:`kbitq.quantize`; the bias is shared, not copied."""
+        """Quantize a linear layer.
+
+        Args:
+            module: the layer; its bias is shared, not copied.
+            k: bits of an index.
+            options: of :func:`kbitq.quantize`.
+        """
         return cls.from_quantized(quantize(module.weight, k, **options), module.bias, dtype=module.weight.dtype)
 
     @classmethod
     def from_quantized(
         cls, q: QuantizedTensor, bias: nn.Parameter | None = None, dtype: torch.dtype | None = None
     ) -> KbitLinear:
-        """A layer around a quantized ``[out, in]`` matrix, sharing its memory."""
+        """A layer around a quantized matrix.
+
+        Args:
+            q: ``[out, in]``; its memory is shared.
+            bias: ``[out]``, shared too.
+            dtype: of :meth:`dequantize`; that of the matrix' source by default.
+        """
         rows, cols = q.shape
         made = cls(cols, rows, q.k, bias=False, device="meta", dtype=dtype or q.dtype, codec=q.codec)
         made.set_quantized(q)

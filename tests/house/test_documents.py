@@ -1,9 +1,12 @@
 """The rules of CONTRIBUTING.md that a machine can check: sizes of files, docstrings, documents that name everything."""
 
 import ast
+import importlib
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -75,10 +78,30 @@ def test_every_variable_of_the_environment_is_documented() -> None:
     assert {name for name in read if name not in pages} == set()
 
 
-def test_docstrings_of_the_face_name_their_arguments() -> None:
-    import kbitq
+FACE = ("kbitq", "kbitq.nn", "kbitq.checkpoint", "kbitq.hub", "kbitq.functional")
 
-    for name in ("quantize", "load_file", "save_file"):
-        function = getattr(kbitq, name)
-        told = inspect.getdoc(function) or ""
-        assert [a for a in inspect.signature(function).parameters if a not in told] == [], name
+
+def callables(face: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """(name, what is called, what is said of it) of a module's functions, of its classes, and of their methods."""
+    module = importlib.import_module(face)
+    for name in module.__all__:
+        found = getattr(module, name)
+        if inspect.isfunction(found):
+            yield name, found, inspect.getdoc(found) or ""
+        for method in vars(found).values() if inspect.isclass(found) else ():
+            function = getattr(method, "__func__", method)
+            if inspect.isfunction(function) and function.__name__ == "__init__":
+                yield name, function, inspect.getdoc(found) or ""
+            elif inspect.isfunction(function) and not function.__name__.startswith("_"):
+                yield f"{name}.{function.__name__}", function, inspect.getdoc(function) or ""
+
+
+@pytest.mark.parametrize("face", FACE)
+def test_what_takes_three_arguments_says_each(face: str) -> None:
+    checked, silent = 0, []
+    for name, function, told in callables(face):
+        arguments = [a for a in inspect.signature(function).parameters if a not in ("self", "cls", "_")]
+        checked += len(arguments) >= 3
+        unsaid = [a for a in arguments if not re.search(rf"\b{a}\b", told)] if len(arguments) >= 3 else []
+        silent += [f"{name}: {a}" for a in unsaid]
+    assert checked and silent == []

@@ -19,15 +19,26 @@ DEVICES = "auto, cpu, cuda or GPUs such as cuda:0,cuda:1"
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How to quantize. ``codebook``: ``optimal``, ``nf``, ``fit``, ``fit-shared`` or a file; patterns and ``rules`` as
-    in ``kbitq.choose.selection``; sizes in bytes.
+    """How to quantize.
 
-    ``k`` may be None where rules or a ``budget`` choose it for every tensor. ``importance`` is a file
-    (``kbitq.choose.importance``); a budget's plan is complete once ``checkpoint.choose`` has measured the tensors.
-    ``on_nonfinite`` is ``error`` or ``keep`` (copy a tensor that has NaN or infinite values as it is). ``device`` is
-    ``auto``, ``cpu``, ``cuda`` (every GPU) or ``cuda:0,cuda:1``; the output does not depend on it. ``max_memory``
-    bounds what a run uses beyond the interpreter with torch. ``min_coverage`` is the least share of all parameters
-    (0..1) that must be quantized. ``codec`` is how weights are coded.
+    Attributes:
+        k: bits of an index; None where rules or a ``budget`` choose them for every tensor.
+        scale: ``mse`` or ``absmax``.
+        codebook: ``optimal``, ``nf``, ``fit``, ``fit-shared`` or a file.
+        include: patterns of names to quantize beside the usual ones (``kbitq.choose.selection``).
+        exclude: patterns of names to leave alone; wins over ``include``.
+        only: patterns of names; where given, they replace the usual choice.
+        keep_embeddings: leave embeddings as they are.
+        device: ``auto``, ``cpu``, ``cuda`` (every GPU) or ``cuda:0,cuda:1``; the output does not depend on it.
+        max_shard_size: bytes of data in a file of a folder.
+        on_nonfinite: ``error``, or ``keep``: copy a tensor that has NaN or infinite values as it is.
+        force: replace an output that kbitq wrote.
+        max_memory: bytes that a run uses beyond the interpreter with torch, at most; None chooses.
+        min_coverage: the least share of all parameters (0..1) that must be quantized.
+        rules: of K, scale and codebook by name, as in ``kbitq.choose.selection``.
+        importance: a file of error weights (``kbitq.choose.importance``).
+        budget: bits or bytes that K is chosen within; the plan is complete once ``checkpoint.choose`` has measured.
+        codec: how weights are coded.
     """
 
     k: int | None = None

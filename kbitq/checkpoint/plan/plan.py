@@ -35,10 +35,16 @@ LEDGER_BYTES = 1024  # of index, config and ledger for one tensor, for the disk 
 
 @dataclass
 class Plan:
-    """A run before it starts. ``shards`` are the output files, laid out to the byte; ``out`` is a file or a folder.
+    """A run before it starts. ``shards`` are the output files, laid out to the byte.
 
-    ``levels`` are the codebooks that do not depend on the weights, by name (or file) and K, with their kind. ``choice``
-    says how a budget was spent.
+    Attributes:
+        checkpoint: the source.
+        out: a file or a folder.
+        options: of the run.
+        tensors: a verdict each, in the source's order.
+        levels: the codebooks that do not depend on the weights, by name (or file) and K, with their kind.
+        importance: error weights by column, where a file of them was given.
+        choice: how a budget was spent, where there is one.
     """
 
     checkpoint: Checkpoint

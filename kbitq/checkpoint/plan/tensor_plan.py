@@ -13,9 +13,22 @@ from kbitq.format import DEFAULT_CODEC
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """The verdict on one tensor (``quantized`` or ``kept``), its reason, and its bytes before and after.
+    """The verdict on one tensor.
 
-    ``pinned``: a rule set its K. ``scale``, ``codebook`` (a name or a file) and ``codec`` are how it is quantized.
+    Attributes:
+        name: in the source.
+        shape: of the source.
+        dtype: of the source, in safetensors' spelling.
+        verdict: ``quantized`` or ``kept``.
+        reason: for the verdict.
+        k: bits of an index; None for a tensor that is kept.
+        bytes_in: in the source.
+        bytes_out: in the output, constants included.
+        bytes_plain: in the output if it were kept.
+        scale: the rule that chooses scales.
+        codebook: a name or a file.
+        pinned: whether a rule set its K.
+        codec: how it is coded.
     """
 
     name: str

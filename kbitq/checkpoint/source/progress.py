@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: bytes of the source read so far and in all (both passes), and the tensor at hand."""
+    """How far a run is.
+
+    Attributes:
+        bytes_done: of the source, read so far (both passes counted).
+        bytes_total: to be read in all.
+        tensor: the one at hand.
+    """
 
     bytes_done: int
     bytes_total: int

@@ -5,10 +5,8 @@ Nothing is mapped and no tensor is held whole, so the memory in use is a few tim
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
@@ -17,13 +15,11 @@ import torch
 from kbitq.checkpoint.source import fp8
 from kbitq.checkpoint.source.memory import DEFAULT_TILE_BYTES, MIN_TILE_BYTES
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
+from kbitq.checkpoint.source.open_files import OpenFiles
 from kbitq.checkpoint.source.spans import Span, spans
-from kbitq.checkpoint.source.storage import ByteFile
-from kbitq.errors import SourceChangedError
 from kbitq.format import matrix_shape, stored_dtype
 from kbitq.ops.dtypes import TORCH_DTYPES
 
-MAX_OPEN_FILES = 16
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
 
 
@@ -48,9 +44,7 @@ class TileReader:
         self.checkpoint = checkpoint
         self.tile_bytes = max(tile_bytes, MIN_TILE_BYTES)
         self._buffers: dict[str, torch.Tensor] = {}
-        self._files: OrderedDict[str, ByteFile] = OrderedDict()
-        self._users: Counter[str] = Counter()
-        self._lock = Lock()  # of the files and their users: threads that read ahead open and close them too
+        self._files = OpenFiles(checkpoint)
         self._decoding = Lock()  # of the scales at hand
         self._scale: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
@@ -61,8 +55,7 @@ class TileReader:
         self.close()
 
     def close(self) -> None:
-        while self._files:
-            self._files.popitem()[1].close()
+        self._files.close()
 
     def spans(self, tensor: SourceTensor, start: int = 0) -> Iterator[Span]:
         """The spans of a tensor's matrix that fit a tile, from element ``start`` on."""
@@ -132,14 +125,12 @@ class TileReader:
     def read_into(self, tensor: SourceTensor, start: int, target: torch.Tensor) -> None:
         """Fill ``target`` (uint8, on the CPU) with bytes of a tensor from byte ``start`` of it; from any thread."""
         if target.numel():
-            with self._in_use(tensor.file) as file:
+            with self._files.in_use(tensor.file) as file:
                 file.read_into(target.numpy().data, tensor.offset + start)
 
     def check_unchanged(self) -> None:
         """Raise SourceChangedError if a file that was read is no longer the one whose header was planned with."""
-        with self._lock:
-            for name in list(self._files):
-                self._check(name, self._files[name])
+        self._files.check_unchanged()
 
     def _scales(self, scale: SourceTensor) -> torch.Tensor:
         """The scales of an FP8 tensor, float32; those of the last tensor are kept."""
@@ -148,34 +139,3 @@ class TileReader:
                 raw = self.read_bytes(scale, 0, scale.nbytes, "scales")
                 self._scale = scale.name, fp8.scales(scale, raw)
             return self._scale[1]
-
-    @contextmanager
-    def _in_use(self, name: str) -> Iterator[ByteFile]:
-        """An open file, which is not closed before the end of the block; several threads may read it at once."""
-        with self._lock:
-            file = self._file(name)
-            self._users[name] += 1
-        try:
-            yield file
-        finally:
-            with self._lock:
-                self._users[name] -= 1
-
-    def _file(self, name: str) -> ByteFile:
-        file = self._files.get(name)
-        if file is None:
-            idle = (other for other in self._files if not self._users[other])
-            if len(self._files) >= MAX_OPEN_FILES and (old := next(idle, None)) is not None:
-                closing = self._files.pop(old)
-                self._check(old, closing)
-                closing.close()
-            file = self._files[name] = self.checkpoint.storage.open(name)
-            self._check(name, file)
-        self._files.move_to_end(name)
-        return file
-
-    def _check(self, name: str, file: ByteFile) -> None:
-        if file.fingerprint() != self.checkpoint.fingerprints[name]:
-            raise SourceChangedError(
-                f"{file.where} changed while it was used", hint="run the command again when nothing writes to it"
-            )

@@ -39,7 +39,8 @@ class KbitqConfig(QuantizationConfigMixin):
         dequantize: decode a quantized folder while loading it, into an ordinary model.
         codec: how weights are coded, as in :func:`kbitq.quantize`.
 
-    ``stored`` holds the other entries of a folder's ``quantization_config`` (docs/format.md, "Metadata").
+    ``stored`` holds the other entries of a folder's ``quantization_config`` (docs/format.md, "Metadata"). One that is
+    ``unknown`` is refused.
 
     Raises:
         OptionError: there is no such option, or it does not take the value.
@@ -81,6 +82,11 @@ class KbitqConfig(QuantizationConfigMixin):
     ) -> KbitqConfig | tuple[KbitqConfig, dict[str, Any]]:
         """A config from what a folder says of itself, whose unknown entries are ignored, or from options, which must
         all be known. transformers calls it for both.
+
+        Args:
+            config_dict: of a ``quantization_config``, or options by name.
+            return_unused_kwargs: return a pair; the second is what of ``kwargs`` is no option.
+            kwargs: options that win over those of ``config_dict``.
 
         Raises:
             FormatError: the folder's format is not known to this version. OptionError: as of the class.

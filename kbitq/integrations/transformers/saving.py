@@ -64,7 +64,12 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], *, max_shard_siz
 def finish_on_the_fly(model: Any, selection: Selection, codec: str) -> Manifest:
     """After quantizing while loading: what a file would have said of the tensors that were kept.
 
-    Packed stacks, coded by ``codec``, will be taken apart on saving, as the dense ones would have been.
+    Packed stacks will be taken apart on saving, as the dense ones would have been.
+
+    Args:
+        model: as it was loaded.
+        selection: what was to be quantized.
+        codec: how.
     """
     used = list(model._weight_conversions)
     merges = [c for c in used if isinstance(c, WeightConverter) and stacks_rows(c)]
