@@ -18,8 +18,11 @@ import kbitq
 from kbitq import ops
 from kbitq._core import core
 from kbitq.codecs import codebooks
+from kbitq.ops.codec import stream_of
 
 COLUMNS = 4096
+CODECS = {"planes": range(2, 9), "trellis": range(1, 5), "trellis/128": range(1, 5)}
+"""Codecs by the core's names, and their K."""
 REPEATS = 25
 WARM_UP_SECONDS = 0.1
 POISON = 0x5A
@@ -61,16 +64,26 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / timed(lambda: target.copy_(source))
 
 
+def levels_of(codec: str, k: int) -> torch.Tensor:
+    """On the GPU. For the trellis an even grid, bent: its speed does not depend on the levels."""
+    if codec == "planes":
+        return torch.from_numpy(codebooks.optimal(k)).cuda()
+    u = torch.linspace(-1, 1, 2 ** (k + 2))
+    return (0.75 * u + 0.25 * u * u.abs()).cuda()
+
+
 class Buffers:
     """A matrix, what it is quantized to, and what that is decoded to."""
 
-    def __init__(self, values: int, k: int) -> None:
+    def __init__(self, values: int, k: int, codec: str = "planes") -> None:
         rows, blocks = max(1, values // COLUMNS), COLUMNS // 32
-        self.levels = torch.from_numpy(codebooks.optimal(k)).cuda()
+        self.codec = () if codec == "planes" else (codec,)  # so that builds without other codecs can be measured
+        self.levels = levels_of(codec, k)
         self.w = torch.randn(rows, COLUMNS, dtype=torch.bfloat16, device="cuda")
         self.amax, self.status = ops.scan(self.w)
         self.packed = torch.empty(rows, blocks * k, dtype=torch.int32, device="cuda")
-        self.absmax = torch.empty(rows, blocks, dtype=torch.uint8, device="cuda")
+        scales = blocks // 4 if codec == "trellis/128" else blocks
+        self.absmax = torch.empty(rows, scales, dtype=torch.uint8, device="cuda")
         self.codebook = torch.empty_like(self.levels)
         self.out = torch.empty_like(self.w)
 
@@ -82,10 +95,18 @@ class Buffers:
         core.scan(self.w, self.amax, self.status, 1, torch.cuda.current_stream().cuda_stream)
 
     def quantize(self, scale: str) -> None:
-        ops.quantize_into(self.w, self.levels, self.packed, self.absmax, self.codebook, amax=self.amax, scale=scale)
+        self.quantize_on(self.w, self.levels, self.amax, (self.packed, self.absmax, self.codebook), scale)
+
+    def quantize_on(
+        self, w: torch.Tensor, levels: torch.Tensor, amax: torch.Tensor, parts: Sequence[torch.Tensor], scale: str
+    ) -> None:
+        core.quantize(w, levels, amax, None, *parts, scale, torch.get_num_threads(), stream_of(w), *self.codec)
 
     def dequantize(self) -> None:
-        ops.dequantize_into(self.packed, self.absmax, self.codebook, self.out)
+        self.dequantize_on((self.packed, self.absmax, self.codebook), self.out)
+
+    def dequantize_on(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        core.dequantize(*parts, out, torch.get_num_threads(), stream_of(out), *self.codec)
 
     def poison(self) -> None:
         for tensor in (self.packed, self.absmax, self.codebook, self.out):
@@ -100,44 +121,45 @@ class Buffers:
         self.quantize(scale)
         self.dequantize()
         rows = min(len(self.w), (1 << 22) // COLUMNS)
-        want = ops.quantize(self.w[:rows].cpu(), self.levels.cpu(), amax=self.amax.cpu(), scale=scale)
-        decoded = ops.dequantize(*want, COLUMNS, torch.bfloat16)
+        parts = self.packed[:rows], self.absmax[:rows], self.codebook, self.out[:rows]
+        want = [torch.empty_like(part, device="cpu") for part in parts]
+        self.quantize_on(self.w[:rows].cpu(), self.levels.cpu(), self.amax.cpu(), want[:3], scale)
+        self.dequantize_on(want[:3], want[3])
         got = self.results()
-        for name, ours, theirs in zip(("packed", "absmax", "codebook", "out"), got, (*want, decoded), strict=True):
+        for name, ours, theirs in zip(("packed", "absmax", "codebook", "out"), got, want, strict=True):
             if not torch.equal(ours[: len(theirs)].cpu(), theirs):
                 raise SystemExit(f"error: {name} differs from the CPU core's at {scale}: not timed")
         return got
 
 
-def sets_of(values: int, k: int) -> list[Buffers]:
+def sets_of(values: int, k: int, codec: str = "planes") -> list[Buffers]:
     """As many sets of buffers as together exceed the L2 four times."""
-    first = Buffers(values, k)
+    first = Buffers(values, k, codec)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     more = min(256, -(-4 * cache // first.w.nbytes)) - 1
-    return [first, *(Buffers(values, k) for _ in range(more))]
+    return [first, *(Buffers(values, k, codec) for _ in range(more))]
 
 
 class Table:
     def __init__(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
 
-    def head(self, values: int) -> None:
-        print(f"\n2^{values.bit_length() - 1} bfloat16 values\n")
-        print("| operation | K | us | GB/s | share of copy | x limit |")
-        print("|---|---|---|---|---|---|")
+    def head(self, values: int, codec: str) -> None:
+        self.values = values
+        print(f"\n2^{values.bit_length() - 1} bfloat16 values, {codec}\n")
+        print("| operation | K | us | M values/s | GB/s | share of copy | x limit |")
+        print("|---|---|---|---|---|---|---|")
 
     def row(self, name: str, k: int | str, seconds: float, moved: int) -> None:
         share = moved / seconds / self.bandwidth
-        print(
-            f"| {name} | {k} | {seconds * 1e6:,.1f} | {moved / seconds / 1e9:,.0f} | {share:.2f} | {1 / share:.2f} |",
-            flush=True,
-        )
+        speed = f"{self.values / seconds / 1e6:,.0f} | {moved / seconds / 1e9:,.0f}"
+        print(f"| {name} | {k} | {seconds * 1e6:,.1f} | {speed} | {share:.2f} | {1 / share:.2f} |", flush=True)
 
 
-def bench_size(table: Table, values: int, ks: list[int]) -> None:
-    table.head(values)
+def bench_size(table: Table, values: int, codec: str, ks: list[int]) -> None:
+    table.head(values, codec)
     for k in ks:
-        sets = sets_of(values, k)
+        sets = sets_of(values, k, codec)
         want = sets[0].check("absmax")
         timed = {
             "dequantize": [s.dequantize for s in sets],
@@ -157,7 +179,8 @@ def bench_size(table: Table, values: int, ks: list[int]) -> None:
         table.row("quantize mse", k, measure([lambda s=s: s.quantize("mse") for s in sets]), sets[0].moved)
         sets[0].dequantize()
         compare(sets[0].results(), want)
-    table.row("scan", "-", measure([s.scan for s in sets]), sets[0].w.nbytes)
+    if codec == "planes":
+        table.row("scan", "-", measure([s.scan for s in sets]), sets[0].w.nbytes)
     del sets, want
     torch.cuda.empty_cache()
 
@@ -199,6 +222,7 @@ def driver() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", default="2,3,4,5", help="comma-separated bit widths")
+    parser.add_argument("--codecs", default="planes", help=f"comma-separated, of {', '.join(CODECS)}")
     parser.add_argument("--log2", default="28,24,20,16", help="sizes: comma-separated powers of two of values")
     options = parser.parse_args()
     if not torch.cuda.is_available() or core.cuda_status():
@@ -212,7 +236,9 @@ def main() -> None:
     table = Table(bandwidth)
     sizes = [1 << int(n) for n in options.log2.split(",")]
     for values in sizes:
-        bench_size(table, values, ks)
+        for codec in options.codecs.split(","):
+            if of_codec := [k for k in ks if k in CODECS[codec]]:
+                bench_size(table, values, codec, of_codec)
         if values == sizes[0]:
             bench_bitsandbytes(table, values)
 

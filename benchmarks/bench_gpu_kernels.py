@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import bench_gpu as codec
@@ -28,6 +28,7 @@ SIZES = (1 << 28, 1 << 24)
 FEW, ALL = (1, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
 SHAPES = {(14336, 4096): ALL, (4096, 14336): FEW, (28672, 8192): (1, 16), (4096, 4096): (*FEW, 24, 32, 64)}
 TOKENS = (1, 8, 64, 512)
+KS = {"planes": linear.KS, "trellis": (1, 2, 3, 4)}
 Case = tuple[str, str, float]
 """A kernel, what it is run on, microseconds."""
 
@@ -36,13 +37,15 @@ def stats(buffers: codec.Buffers) -> Callable[[], object]:
     """Into memory that is there already, as a graph wants it."""
     out = torch.empty(len(buffers.w), 3, dtype=torch.float64, device="cuda")
     inputs = buffers.w, buffers.packed, buffers.absmax, buffers.codebook
-    return lambda: core.stats(*inputs, out, 1, torch.cuda.current_stream().cuda_stream)
+    return lambda: core.stats(*inputs, out, 1, torch.cuda.current_stream().cuda_stream, *buffers.codec)
 
 
-def codec_cases() -> Iterator[Case]:
+def codec_cases(name: str, ks: Sequence[int]) -> Iterator[Case]:
+    """Of a codec; the names of the kernels begin with its own, unless that is planes."""
+    prefix = "" if name == "planes" else f"{name} "
     for values in SIZES:
-        for k in linear.KS:
-            sets = codec.sets_of(values, k)
+        for k in ks:
+            sets = codec.sets_of(values, k, name)
             for s in sets:
                 s.quantize("absmax")
             calls = {
@@ -51,10 +54,10 @@ def codec_cases() -> Iterator[Case]:
                 "quantize absmax": [lambda s=s: s.quantize("absmax") for s in sets],
                 "quantize mse": [lambda s=s: s.quantize("mse") for s in sets],
             }
-            if k == linear.KS[0]:
+            if k == ks[0] and name == "planes":
                 calls["scan"] = [s.scan for s in sets]
             for kernel, each in calls.items():
-                yield kernel, f"2^{values.bit_length() - 1} K={k}", 1e6 * codec.measure(each)
+                yield prefix + kernel, f"2^{values.bit_length() - 1} K={k}", 1e6 * codec.measure(each)
             del sets, calls
             torch.cuda.empty_cache()
 
@@ -97,10 +100,10 @@ def time_experts(weight: tiled_linear.Tiles, offsets: torch.Tensor, x: torch.Ten
     return linear.microseconds([lambda: tiled_linear.grouped_linear(x, weight, offsets)])
 
 
-def save(path: Path) -> None:
+def save(path: Path, codecs: Sequence[str]) -> None:
     torch.manual_seed(0)
     with path.open("w") as file:
-        for cases in (codec_cases(), linear_cases(), expert_cases()):
+        for cases in (*(codec_cases(name, KS[name]) for name in codecs), linear_cases(), expert_cases()):
             for case in cases:
                 file.write(json.dumps(case) + "\n")
 
@@ -131,10 +134,11 @@ def compare(old: dict[tuple[str, str], float], new: dict[tuple[str, str], float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", type=Path, metavar="FILE", help="measure this build")
+    parser.add_argument("--codecs", default=",".join(KS), help="comma-separated; what an older build lacks is left out")
     parser.add_argument("--compare", nargs="+", metavar="FILE", help="files of the old build, 'with', files of the new")
     options = parser.parse_args()
     if options.save:
-        save(options.save)
+        save(options.save, options.codecs.split(","))
     if options.compare:
         cut = options.compare.index("with")
         compare(medians(options.compare[:cut]), medians(options.compare[cut + 1 :]))

@@ -30,8 +30,9 @@ else()
   target_compile_definitions(kbitq_cuda PRIVATE KBITQ_HAS_CUDA=1)
   # The codec rounds every operation on its own on the GPU too; the matmul sources want FMA. (nvcc's other defaults are
   # what the format needs: no flush to zero, IEEE division.)
-  set_source_files_properties(ops/codec/scan_cuda.cu ops/codec/quantize_cuda.cu ops/codec/dequantize_cuda.cu
-                              ops/codec/stats_cuda.cu PROPERTIES COMPILE_OPTIONS "-fmad=false")
+  set_source_files_properties(ops/codec/scan_cuda.cu ops/codec/quantize_cuda.cu ops/codec/quantize_trellis_cuda.cu
+                              ops/codec/dequantize_cuda.cu ops/codec/stats_cuda.cu
+                              PROPERTIES COMPILE_OPTIONS "-fmad=false")
   if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
     set_source_files_properties(ops/linear/tiled_sm90_cuda.cu PROPERTIES COMPILE_DEFINITIONS KBITQ_SM90A=1)
   endif()

@@ -8,6 +8,8 @@
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "ops/codec/quantize_search.cuh"
+#include "ops/codec/quantize_source.cuh"
+#include "ops/codec/quantize_trellis.h"
 
 namespace kbitq {
 namespace {
@@ -53,41 +55,6 @@ __device__ __forceinline__ void read_block(float (&v)[kBlock], const uint4* buff
     if (dtype == DType::bf16) return read_chunks<__nv_bfloat16>(v, buffer);
     if (dtype == DType::f16) return read_chunks<__half>(v, buffer);
     read_chunks<float>(v, buffer);
-}
-
-// Where a lane's block lies in the matrix.
-struct Place {
-    int64_t row, column;  // of its first element
-    int length;           // elements; 0 for a lane past the last block
-};
-
-__device__ __forceinline__ Place place_of(const QuantizeArgs& a, int64_t block, int64_t blocks) {
-    if (block >= blocks) return {0, 0, 0};
-    const int64_t nblk = blocks_per_row(a.packed.cols), row = block_row(block, nblk),
-                  column = (block - row * nblk) * kBlock;
-    return {row, column, static_cast<int>(min(a.packed.cols - column, int64_t{kBlock}))};
-}
-
-// The error weights: importance, or ones where it is absent or all zero; zeros past the end.
-__device__ __forceinline__ void load_weights(float (&weight)[kBlock], const QuantizeArgs& a, const Place& at,
-                                             bool whole) {
-    const float* p = a.importance
-                         ? a.importance + at.row / (a.packed.rows / a.importance_rows) * a.packed.cols + at.column
-                         : nullptr;
-    bool any = false;
-    if (p && whole) {
-#pragma unroll
-        for (int i = 0; i < kBlock; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(p + i);
-            weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
-        }
-    } else {
-        load_tail(weight, at.length, [&](int i) { return p ? p[i] : 1.0f; });
-    }
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) any = any || weight[i] != 0.0f;
-    if (any) return;
-    load_tail(weight, at.length, [](int) { return 1.0f; });
 }
 
 // The `mse` rule: the candidate of least error, the smallest byte on a tie (candidates ascend, so a strict < keeps it).
@@ -246,7 +213,7 @@ unsigned grid_of(int64_t ctas, int device, bool mse) {
 }  // namespace
 
 void quantize_cuda(const QuantizeArgs& a, int device, void* stream) {
-    if (a.packed.codec != Codec::planes) throw std::invalid_argument("codec: CUDA quantizes planes alone");
+    if (a.packed.codec == Codec::trellis) return quantize_trellis_cuda(a, device, stream);
     const DeviceGuard guard(device);
     Work work{};
     work.blocks = a.packed.rows * blocks_per_row(a.packed.cols);
