@@ -221,8 +221,8 @@ def driver() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--k", default="2,3,4,5", help="comma-separated bit widths")
-    parser.add_argument("--codecs", default="planes", help=f"comma-separated, of {', '.join(CODECS)}")
+    parser.add_argument("--k", default="1,2,3,4,5", help="comma-separated; each codec takes those that it has")
+    parser.add_argument("--codecs", default=",".join(CODECS), help="comma-separated")
     parser.add_argument("--log2", default="28,24,20,16", help="sizes: comma-separated powers of two of values")
     options = parser.parse_args()
     if not torch.cuda.is_available() or core.cuda_status():
