@@ -11,7 +11,7 @@ import torch
 
 from kbitq.checkpoint.comparison import Comparison
 from kbitq.checkpoint.output.checksums import check_checksums
-from kbitq.checkpoint.output.staging import leftovers
+from kbitq.checkpoint.output.staging import leftovers, replaced_output
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import is_kbitq, open_source
@@ -80,8 +80,13 @@ def verify(
         ImportanceError: ``importance`` cannot be read, or is not the file that was used.
     """
     weights = load_importance(os.fspath(importance)) if importance is not None else None
+    place = local_path(path)
+    if place is not None and (waiting := replaced_output(place)) is not None:
+        raise CheckpointError(
+            f"{place} is missing: a run was cut while it replaced it, and the earlier output is {waiting}",
+            hint="run the same command again, or rename that folder back",
+        )
     checkpoint = open_checkpoint(path)
-    place = local_path(checkpoint.storage)
     if not is_kbitq(checkpoint):
         raise CheckpointError(
             f"{checkpoint.where} is not quantized by kbitq, so there is nothing to verify",

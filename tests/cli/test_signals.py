@@ -330,6 +330,14 @@ def test_a_run_at_work_is_left_alone(made: Path) -> None:
     assert leftovers(made)
 
 
+def test_an_output_that_waits_is_said(made: Path, kbitq: Kbitq) -> None:
+    """Cut between giving the old output another name and giving the new one its own."""
+    _, replaced = cut_after(made)
+    made.unlink()
+    code, _, err = kbitq("verify", made)
+    assert (code, f"the earlier output is {replaced}" in err) == (1, True)
+
+
 def test_nothing_is_left_over_without_an_output(made: Path) -> None:
     cut_after(made)
     made.unlink()

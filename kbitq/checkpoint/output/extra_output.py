@@ -39,7 +39,8 @@ def check_extra_output(path: str | Path, inputs: Iterable[Place], out: Path | No
     if out is not None:
         for place in (out, *working_folders(out)):
             if is_or_lies_in(path, place) or is_or_lies_in(place, path):
-                raise CheckpointError(f"{path} is, lies in or holds the output {out}", hint=_OTHER_NAME)
+                told = "" if str(path) == str(out) else f", lies in or holds {out}, which is"
+                raise CheckpointError(f"{path} is{told} the output", hint=_OTHER_NAME)
     _check_free(path, force)
 
 

@@ -34,6 +34,13 @@ def leftovers(final: Path) -> list[Path]:
     return [f for f in ([staging] if bare else []) + [replaced] if f.is_dir() and not f.is_symlink()]
 
 
+def replaced_output(final: Path) -> Path | None:
+    """Where the output ``final`` waits that a run was about to replace when it was cut; None if that is not so."""
+    replaced = working_folders(final)[1]
+    cut = not os.path.lexists(final) and replaced.is_dir() and not replaced.is_symlink()
+    return replaced if cut else None
+
+
 def remove_leftovers(final: Path) -> None:
     """Remove what ``leftovers`` finds; what cannot be removed stays."""
     for folder in leftovers(final):
