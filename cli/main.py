@@ -36,7 +36,10 @@ def _run(arguments: Sequence[str] | None, signals: Signals) -> int:
             raise KeyboardInterrupt
         console.flush()
         return code or 0
-    except (Exception, KeyboardInterrupt, Stopped) as error:
+    except (Exception, KeyboardInterrupt, Stopped) as raised:
+        error: BaseException = raised
+        if signals.heard is not None and isinstance(raised, Exception):
+            error = Stopped(signals.heard)  # where the terminal is gone, cleaning up ends in an error of its own
         with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal to say it on
             report(error)
         return explain(error).exit_code

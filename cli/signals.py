@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGUSR1)
 INTERRUPTED = 128 + signal.SIGINT
 
 # What comes closer together was asked once: `timeout` signals a process and its group, shell and kernel both hang up.
 _ONE_REQUEST_SECONDS = 0.2
+_AFTER_A_BAR = "\n\x1b[?25h"  # a bar has the line, and hides the cursor
 _SOON = 0.01  # seconds
 _END, _DROPPED = 0, 255  # what this module writes where signals write their numbers
 
@@ -47,6 +48,7 @@ class Signals:
     def __init__(self, *, own_process: bool) -> None:
         """``own_process``: the process ends with the block, so that no handler needs to come back."""
         self._own_process = own_process
+        self.heard: int | None = None  # the signal that was raised as an exception
         self._before: dict[int, Any] = {}
         self._raises = self._raised = False
         self._hint: str | None = None
@@ -99,12 +101,14 @@ class Signals:
             self._raises, self._hint = before
 
     def end(self, code: int) -> None:
-        """The program has done what it had to do. After a signal, threads that are still busy are not waited for."""
-        busy = (t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread())
-        if self._raised and self._own_process and any(busy):
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError):
-                    stream.flush()
+        """The program has done what it had to do. After a signal, threads that are still busy are not waited for.
+
+        Nor may Python try once more to write to a terminal that is gone: its exit code would be another.
+        """
+        if not self._raised or not self._own_process:
+            return
+        busy = any(not t.daemon and t is not threading.main_thread() for t in threading.enumerate())
+        if busy | (not _flushed(sys.stdout)) | (not _flushed(sys.stderr)):
             os._exit(code)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
@@ -113,7 +117,7 @@ class Signals:
             return  # the other thread counts
         if not self._raises:
             _end(number, f"interrupted{by(number)}", self._hint)
-        self._raised = True
+        self._raised, self.heard = True, number
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise Stopped(number)
@@ -162,9 +166,17 @@ def by(number: int) -> str:
     return "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
 
 
+def _flushed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
+
+
 def _end(number: int, sentence: str, hint: str | None = None) -> None:
     """End the process with a sentence, whatever it is doing."""
     with contextlib.suppress(OSError):
         lines = f"error: {sentence}\n" + (f"hint: {hint}\n" if hint else "")
-        os.write(2, ("\n" + lines if os.isatty(2) else lines).encode())
+        os.write(2, (_AFTER_A_BAR + lines if os.isatty(2) else lines).encode())
     os._exit(128 + number)

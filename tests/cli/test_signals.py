@@ -1,6 +1,7 @@
 """Signals, sent to real processes: the first is an orderly end with a sentence, the second ends the process at once."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -269,6 +270,20 @@ def test_ctrl_c_while_modules_are_imported() -> None:
             [sys.executable, "-c", program, "env"], capture_output=True, text=True, check=False, timeout=SECONDS
         )
         assert (done.returncode, done.stderr) == (130, "error: interrupted\n"), delay
+
+
+def test_the_terminal_is_closed(source: Path, tmp_path: Path) -> None:
+    """The bar cannot be removed any more: that must not hide which signal it was."""
+    primary, secondary = pty.openpty()
+    code = SLOWLY.format(function=READ, marker=str(tmp_path / "reached"), pause=0.05, extra="")
+    leader = "import os, fcntl, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    command = ("-c", leader + code, "quantize", str(source), "--k", "3")
+    process = fresh.Process(command, (secondary, secondary, secondary), tmp_path, {**os.environ, "TERM": "xterm"})
+    os.close(secondary)
+    while not (tmp_path / "reached").exists():
+        os.read(primary, 1 << 16)
+    os.close(primary)
+    assert process.wait(SECONDS) == 128 + signal.SIGHUP
 
 
 # --- what a cut between publishing and tidying up leaves ------------------------------------------
