@@ -8,13 +8,15 @@
 namespace kbitq {
 namespace {
 
-// Number of the scale of block `block` of the matrix.
+// Number of the scale of block `block` of the matrix. Rows of whole scales need no division, which would be felt.
 template <class Codec>
 __device__ __forceinline__ int64_t scale_index(const PackedMatrix& m, int64_t block) {
     if constexpr (Codec::kScaleBlocks == 1) {
         return block;
     } else {
-        const int64_t nblk = blocks_per_row(m.cols), row = block_row(block, nblk);
+        const int64_t nblk = blocks_per_row(m.cols);
+        if (nblk % Codec::kScaleBlocks == 0) return static_cast<uint64_t>(block) / Codec::kScaleBlocks;
+        const int64_t row = block_row(block, nblk);
         return row * scales_per_row(m.cols, Codec::kScaleBlocks) + (block - row * nblk) / Codec::kScaleBlocks;
     }
 }

@@ -126,6 +126,17 @@ def test_large(engine, k, scale_block):
         check_decode(w, want, codec, engine)
 
 
+@pytest.mark.parametrize("scale_block", SCALE_BLOCKS)
+def test_matrices_of_nothing(engine, scale_block):
+    codec = Trellis(3, scale_block)
+    for shape in ((0, 64), (3, 0)):
+        w = torch.empty(shape, device=engine)
+        triple = codec.quantize(w, bent_grid(3), "mse")
+        same_bytes("codebook", triple[2], bent_grid(3).astype(np.float32))
+        assert codec.dequantize(triple, shape[1], torch.float32).shape == shape
+        assert codec.stats(w, triple).cpu().eq(0).all()
+
+
 @pytest.mark.parametrize("name", [*SPECIAL, "1e-30", "1e+30", "1e+38"])
 @pytest.mark.parametrize("scale", RULES)
 def test_special_values(engine, scale, name):
