@@ -26,15 +26,36 @@ def quantize(
     scale: str,
     threads: int = 1,
     stream: int = 0,
+    codec: str = "planes",
 ) -> None: ...
 def dequantize(
-    packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, threads: int = 1, stream: int = 0
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    out: Tensor,
+    threads: int = 1,
+    stream: int = 0,
+    codec: str = "planes",
 ) -> None: ...
 def stats(
-    w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, threads: int = 1, stream: int = 0
+    w: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    out: Tensor,
+    threads: int = 1,
+    stream: int = 0,
+    codec: str = "planes",
 ) -> None: ...
 def linear(
-    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    threads: int = 1,
+    codec: str = "planes",
 ) -> None: ...
 def tile_shape(rows: int, cols: int, k: int) -> tuple[int, int, int]: ...
 def tiled_linear_rows(device: int) -> int: ...

@@ -66,8 +66,11 @@ constexpr int kOldestTurns = 6;
 // The candidates of the `mse` rule, ascending: encode(max |v|) + trellis_candidate(k, scale_blocks, n).
 constexpr int kTrellisCandidates = 6;
 KBITQ_HD constexpr int trellis_candidate(int k, int scale_blocks, int n) {
-    const int wide = scale_blocks == 1 ? 0 : 2;
-    return k == 1 ? -14 - wide + 2 * n : k == 2 ? -8 - wide + 2 * n : k == 3 ? -3 - wide + n : -2 - wide + n;
+    const bool wide = scale_blocks > 1;
+    return k == 1   ? (wide ? -19 : -16) + 2 * n
+           : k == 2 ? (wide ? -12 : -8) + 2 * n
+           : k == 3 ? (wide ? -5 : -3) + n
+                    : (wide ? -3 : -2) + n;
 }
 
 // Word j of a block whose scale decodes to 0: the top word is all ones, so that its levels are not negative.

@@ -78,7 +78,7 @@ def _codec_rate(plan: Plan, seconds: float) -> float:
     assert k is not None
     core_dtype = TORCH_DTYPES[dtype] if dtype != "F64" else torch.float32
     w = torch.randn(_ROWS, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
-    span, levels = Span(0, 0, _ROWS, _COLS, True, True), get_codec(codec_name).levels("optimal", k)[0]
+    span, levels = Span(0, 0, _ROWS, _COLS, True, True, _COLS), get_codec(codec_name).levels("optimal", k)[0]
     usual = None if levels is None else torch.from_numpy(levels.copy())
     request = Request(codec_name, k, usual, 8.0, scale)
     with TileReader(plan.checkpoint) as reader:

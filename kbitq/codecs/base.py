@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kbitq.errors import CodecError
-from kbitq.format import DEFAULT_CODEC, Entry
+from kbitq.format import BLOCK, DEFAULT_CODEC, Entry
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
     from kbitq.ops.tiled_linear import Tiles
 
-BUILTIN = (DEFAULT_CODEC,)
-"""The codecs that come with kbitq: modules of this package, each with an object ``CODEC``."""
+BUILTIN = {DEFAULT_CODEC: "planes", "trellis": "trellis", "trellis/128": "trellis"}
+"""The codecs that come with kbitq, and the modules of this package whose ``CODECS`` have them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,11 @@ class Part:
 
 
 class SpanLike(Protocol):
-    """Part of a matrix: ``rows x cols`` elements, from ``first_element`` on, where block ``first_block`` begins."""
+    """Part of a matrix: ``rows x cols`` elements, from ``first_element`` on, where block ``first_block`` begins.
+
+    ``row_length``: columns of the whole matrix. ``whole_rows``: whether the span's rows are the matrix's; else they are
+    pieces of ``cut`` columns of one row, or its short last piece.
+    """
 
     @property
     def first_element(self) -> int: ...
@@ -65,6 +69,10 @@ class SpanLike(Protocol):
     def rows(self) -> int: ...
     @property
     def cols(self) -> int: ...
+    @property
+    def row_length(self) -> int: ...
+    @property
+    def whole_rows(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,10 @@ class Codec(Protocol):
 
     def stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """float64 ``[rows, 3]``: sum w^2, sum (w - w')^2 and max |w - w'| of each row (docs/format.md section 3)."""
+        ...
+
+    def block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """The same for each block of 32, ``[rows * nblk, 3]``. Only asked of a codec whose ``cut`` is not 32."""
         ...
 
     def place(self, span: SpanLike, k: int) -> dict[str, int]:
@@ -197,7 +209,7 @@ def unregister(name: str) -> None:
 def get_codec(name: str) -> Codec:
     """The codec of this name. Raises CodecError if there is none."""
     if name not in _codecs and name in BUILTIN:
-        register(importlib.import_module(f"kbitq.codecs.{name}").CODEC)
+        register(importlib.import_module(f"kbitq.codecs.{BUILTIN[name]}").CODECS[name])
     if name not in _codecs:
         raise CodecError(f"codec {name!r} is not known to this kbitq (it has {', '.join(codec_names())})")
     return _codecs[name]
@@ -253,6 +265,16 @@ def constant_nbytes(codec: str, k: int) -> int:
     """Bytes of a tensor's constants (its codebook)."""
     known = get_codec(codec)
     return sum(part.nbytes for part in known.parts("", (1, known.cut), k) if part.constant)
+
+
+def span_stats(codec: Codec, w: Tensor, parts: Mapping[str, Tensor], span: SpanLike) -> Tensor:
+    """``stats`` of a span: a row of the result for each of its rows, or for each block where a row was cut.
+
+    So a tensor's sums, block after block and row after row, do not depend on where it is cut.
+    """
+    if span.whole_rows or codec.cut == BLOCK:
+        return codec.stats(w, parts)
+    return codec.block_stats(w, parts)
 
 
 def bits_per_weight(codec: str, tensor: str, shape: Sequence[int], k: int) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kbitq.codecs._optimal_levels import POSITIVE_HALF
+from kbitq.codecs._optimal_levels import POSITIVE_HALF, TRELLIS_POSITIVE_HALF
 from kbitq.errors import CodebookError
 from kbitq.format import K_MAX, K_MIN, MIN_LEVEL
 
@@ -46,6 +46,15 @@ def optimal(k: int) -> Levels:
     """
     _check_k(k)
     return np.array(OPTIMAL[k], np.float32)
+
+
+def optimal_trellis(k: int, scale_block: int) -> Levels:
+    """``optimal`` of the codec ``trellis``: the fixed point of Lloyd's iteration through its encoder, on normal data.
+
+    float32 ``[2^(k + 2)]``; ``scale_block`` is 32 or 128. ``benchmarks/derive_codebooks.py`` derives the constants.
+    """
+    half = TRELLIS_POSITIVE_HALF[scale_block][k]
+    return np.array((*(-c for c in reversed(half)), *half), np.float32)
 
 
 def normalise(levels: npt.ArrayLike) -> Levels:

@@ -36,6 +36,7 @@ class Planes:
     name = fmt.DEFAULT_CODEC
     ks = tuple(range(fmt.K_MIN, fmt.K_MAX + 1))
     cut = fmt.BLOCK
+    extra_bits = 0  # of an index, that are not stored
 
     def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
         return (
@@ -47,12 +48,18 @@ class Planes:
     def levels(self, spec: Any, k: int) -> tuple[npt.NDArray[np.float32] | None, str]:
         return codebooks.levels(spec, k)
 
+    def normal_levels(self, k: int) -> npt.NDArray[np.float32]:
+        """``optimal``."""
+        return codebooks.optimal(k)
+
     def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         from kbitq import ops
 
         asked = request.to(w.device)
         assert asked.levels is not None
-        made = ops.quantize(w, asked.levels, amax=asked.amax, importance=asked.importance, scale=asked.scale)
+        made = ops.quantize(
+            w, asked.levels, amax=asked.amax, importance=asked.importance, scale=asked.scale, codec=self.name
+        )
         return dict(zip((PACKED, ABSMAX, CODEBOOK), made, strict=True))
 
     def encode_into(self, w: Tensor, request: Request, parts: Mapping[str, Tensor]) -> None:
@@ -61,24 +68,36 @@ class Planes:
         assert request.levels is not None
         ops.quantize_into(
             w, request.levels, parts[PACKED], parts[ABSMAX], parts[CODEBOOK],
-            amax=request.amax, importance=request.importance, scale=request.scale,
+            amax=request.amax, importance=request.importance, scale=request.scale, codec=self.name,
         )  # fmt: skip
 
     def decode(self, parts: Mapping[str, Tensor], cols: int, dtype: dtype, out: Tensor | None = None) -> Tensor:
         from kbitq import ops
 
-        return ops.dequantize(parts[PACKED], parts[ABSMAX], parts[CODEBOOK], cols, dtype, out)
+        return ops.dequantize(parts[PACKED], parts[ABSMAX], parts[CODEBOOK], cols, dtype, out, self.name)
 
     def stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         from kbitq import ops
 
-        return ops.stats(w, parts[PACKED], parts[ABSMAX], parts[CODEBOOK])
+        return ops.stats(w, parts[PACKED], parts[ABSMAX], parts[CODEBOOK], self.name)
+
+    def indices(self, parts: Mapping[str, Tensor], cols: int) -> Tensor:
+        """Which level each element has, int64 ``[rows, cols]``: what is decoded if scales are 1 and levels 0, 1, ..."""
+        import torch
+
+        scales = torch.full_like(parts[ABSMAX], fmt.E4M4_ONE)
+        counting = torch.arange(parts[CODEBOOK].numel(), dtype=torch.float32, device=scales.device)
+        counted = {PACKED: parts[PACKED], ABSMAX: scales, CODEBOOK: counting}
+        return self.decode(counted, cols, torch.float32).to(torch.int64)
+
+    def block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        return self.stats(w, parts)  # a piece of a cut row is a block
 
     def place(self, span: SpanLike, k: int) -> dict[str, int]:
         return {PACKED: span.first_block * k * fmt.WORD_BYTES, ABSMAX: span.first_block}
 
     def k_of(self, name: str, shapes: Mapping[str, Sequence[int]]) -> int:
-        return fmt.k_of_codebook(name, shapes[CODEBOOK])
+        return fmt.k_of_codebook(name, shapes[CODEBOOK], self.ks, self.extra_bits)
 
     def shape_of(self, name: str, k: int, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
         packed = shapes[PACKED]
@@ -110,7 +129,7 @@ class Planes:
     def linear(self, x: Tensor, parts: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
         from kbitq.ops import linear
 
-        return linear.linear(x, parts[PACKED], parts[ABSMAX], parts[CODEBOOK], bias)
+        return linear.linear(x, parts[PACKED], parts[ABSMAX], parts[CODEBOOK], bias, self.name)
 
     def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> Tiles | None:
         from kbitq.ops import tiled_linear
@@ -119,4 +138,5 @@ class Planes:
         return tiled_linear.stack_tiles(*stack) if expert is None else tiled_linear.expert_tiles(*stack, expert)
 
 
-CODEC = Planes()
+PLANES = Planes()
+CODECS = {PLANES.name: PLANES}

@@ -126,8 +126,8 @@ def closed_walk(e: Array, start: Array) -> tuple[Array, Array]:
 
 def candidate_distances(k: int, scale_block: int) -> range:
     """Distances from ``encode(max |v|)`` that the ``mse`` rule tries."""
-    first, step = {1: (-14, 2), 2: (-8, 2), 3: (-3, 1), 4: (-2, 1)}[k]
-    first -= 2 * (scale_block > BLOCK)
+    narrow, wide, step = {1: (-16, -19, 2), 2: (-8, -12, 2), 3: (-3, -5, 1), 4: (-2, -3, 1)}[k]
+    first = wide if scale_block > BLOCK else narrow
     return range(first, first + 6 * step, step)
 
 

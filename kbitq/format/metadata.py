@@ -16,6 +16,7 @@ from kbitq.format.shapes import (
     DEFAULT_CODEC,
     K_MAX,
     K_MIN,
+    TRELLIS_K_MIN,
     module_name,
     packed_shape,
     shape_of_packed,
@@ -100,9 +101,29 @@ def _fixed_json(meta: TensorMeta) -> str:
         "dtype": meta.dtype,
         "scale": meta.scale,
         "codebook": meta.codebook,
-        **({"codec": meta.codec} if meta.codec != DEFAULT_CODEC else {}),
+        **coding_json(meta.codec),
     }
     return dump(fixed)
+
+
+def coding_json(codec: str) -> dict[str, Any]:
+    """What metadata says of a codec: nothing of the default one, its scale block where that is not one block."""
+    name, _, scale_block = codec.partition("/")
+    said: dict[str, Any] = {"codec": name} if name != DEFAULT_CODEC else {}
+    return {**said, "scale_block": int(scale_block)} if scale_block else said
+
+
+def coding_of(raw: Mapping[str, Any], where: str) -> str:
+    """The codec, scale block and all, that metadata names. Raises FormatError for a scale block that is no number."""
+    codec, scale_block = raw.get("codec", DEFAULT_CODEC), raw.get("scale_block", BLOCK)
+    if not isinstance(scale_block, int) or isinstance(scale_block, bool):
+        raise FormatError(f"{where}: scales for {scale_block!r} columns are not known to this kbitq")
+    return with_scale_block(codec if isinstance(codec, str) else DEFAULT_CODEC, scale_block)
+
+
+def with_scale_block(codec: str, scale_block: int) -> str:
+    """The codec whose scales are for so many columns: ``trellis/128``; one for 32 columns has no such addition."""
+    return codec if scale_block == BLOCK or "/" in codec else f"{codec}/{scale_block}"
 
 
 def parse_shard_meta(text: str, where: str) -> ShardMeta:
@@ -136,14 +157,12 @@ def _parse_tensor_meta(name: str, raw: Any, where: str) -> TensorMeta:
     if not isinstance(raw, dict) or not is_shape(raw.get("shape")) or not isinstance(raw.get("dtype"), str):
         raise FormatError(f"{where}: tensor {name}: its kbitq metadata lacks a shape or a dtype")
     k = raw.get("k")
-    if not isinstance(k, int) or isinstance(k, bool) or not K_MIN <= k <= K_MAX:
-        raise FormatError(f"{where}: tensor {name}: K = {k!r} is outside {K_MIN}..{K_MAX}")
-    meta = TensorMeta(k, tuple(raw["shape"]), raw["dtype"], "unknown", "unknown")
-    if raw.get("scale_block", BLOCK) != BLOCK:
-        raise FormatError(
-            f"{where}: tensor {name}: scales for {raw['scale_block']!r} columns are not known to this kbitq"
-        )
-    for key in ("scale", "codebook", "importance", "codec"):
+    codec = coding_of(raw, f"{where}: tensor {name}")
+    least = K_MIN if codec == DEFAULT_CODEC else min(K_MIN, TRELLIS_K_MIN)
+    if not isinstance(k, int) or isinstance(k, bool) or not least <= k <= K_MAX:
+        raise FormatError(f"{where}: tensor {name}: K = {k!r} is outside {least}..{K_MAX}")
+    meta = TensorMeta(k, tuple(raw["shape"]), raw["dtype"], "unknown", "unknown", codec=codec)
+    for key in ("scale", "codebook", "importance"):
         if isinstance(raw.get(key), str):
             setattr(meta, key, raw[key])
     for key in ("sqnr_db", "max_abs_err"):
@@ -174,23 +193,22 @@ def build_quantization_config(tensors: Mapping[str, TensorMeta], not_converted: 
     }
     if dtypes := {n: m.dtype for n, m in ordered if m.dtype != common_dtype}:
         config["dtypes"] = dtypes
-    if common_codec != DEFAULT_CODEC:
-        config["codec"] = common_codec
-    return config
+    return {**config, **coding_json(common_codec)}
 
 
 def _override(meta: TensorMeta, k: int, codec: str) -> dict[str, Any]:
     """What of a tensor differs from the most common K and codec."""
     differs: dict[str, Any] = {"k": meta.k} if meta.k != k else {}
-    return differs if meta.codec == codec else {**differs, "codec": meta.codec}
+    whole = {"codec": DEFAULT_CODEC, "scale_block": BLOCK}
+    usual, mine = ({**whole, **coding_json(c)} for c in (codec, meta.codec))
+    return {**differs, **{key: mine[key] for key in whole if mine[key] != usual[key]}}
 
 
 def config_codec(config: Mapping[str, Any], name: str) -> str:
     """The codec of a tensor by its folder's ``quantization_config``, for a reader whose file has lost its metadata."""
     overrides = config.get("overrides")
     override = overrides.get(module_name(name)) if isinstance(overrides, dict) else None
-    chosen = override.get("codec") if isinstance(override, dict) else None
-    return str(chosen or config.get("codec", DEFAULT_CODEC))
+    return coding_of({**config, **(override if isinstance(override, dict) else {})}, f"{CONFIG_FILE}: tensor {name}")
 
 
 def _tells_shape(name: str, meta: TensorMeta) -> bool:

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from kbitq.errors import FormatError
 
 BLOCK = 32  # elements of one row that share a scale
-K_MIN, K_MAX = 2, 8
+K_MIN, K_MAX = 2, 8  # of the codec `planes`
+TRELLIS_K_MIN, TRELLIS_K_MAX = 1, 4
+TRELLIS_EXTRA_BITS = 2  # of an index, that are not stored
+SCALE_BLOCKS = (32, 128)  # columns that may share a scale
 E4M4_BIAS = 11  # exponent bias of the scale byte
 E4M4_MAX = 31.0  # value of byte 0xFF
+E4M4_ONE = E4M4_BIAS << 4  # the byte whose value is 1
 MIN_EXPONENT = -100  # of the power of two folded into a codebook
 MIN_LEVEL = 2.0**-12  # smaller magnitudes of a normalised codebook become 0
 WORD_BYTES = 4  # one int32 word holds one bit plane of one block
@@ -46,9 +50,9 @@ def packed_shape(name: str, shape: Sequence[int], k: int) -> tuple[int, ...]:
     return (*lead, block_count(cols) * k)
 
 
-def absmax_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Shape of ``N_absmax`` (uint8)."""
-    return packed_shape(name, shape, 1)
+def absmax_shape(name: str, shape: Sequence[int], scale_block: int = BLOCK) -> tuple[int, ...]:
+    """Shape of ``N_absmax`` (uint8): one scale for ``scale_block`` columns."""
+    return (*packed_shape(name, shape, 1)[:-1], -(-matrix_shape(name, shape)[1] // scale_block))
 
 
 def shape_of_packed(name: str, k: int, packed: Sequence[int]) -> tuple[int, ...]:
@@ -61,12 +65,13 @@ def companion_names(name: str) -> tuple[str, str, str]:
     return name + PACKED_SUFFIX, name + ABSMAX_SUFFIX, name + CODEBOOK_SUFFIX
 
 
-def k_of_codebook(name: str, shape: Sequence[int]) -> int:
-    """K from the shape of ``N_codebook``. Raises FormatError when it is not ``[2^K]`` with K in 2..8."""
-    k = shape[0].bit_length() - 1 if len(shape) == 1 else 0
-    if not K_MIN <= k <= K_MAX or tuple(shape) != (1 << k,):
+def k_of_codebook(name: str, shape: Sequence[int], ks: Sequence[int] = range(K_MIN, K_MAX + 1), extra: int = 0) -> int:
+    """K from the shape of ``N_codebook``: ``[2^(K + extra)]``. Raises FormatError when it is not that for a K of ks."""
+    k = shape[0].bit_length() - 1 - extra if len(shape) == 1 else 0
+    if k not in ks or tuple(shape) != (1 << (k + extra),):
+        power = f"2^(K+{extra})" if extra else "2^K"
         raise FormatError(
-            f"tensor {name}: codebook of shape {list(shape)} is not 2^K levels with K in {K_MIN}..{K_MAX}"
+            f"tensor {name}: codebook of shape {list(shape)} is not {power} levels with K in {ks[0]}..{ks[-1]}"
         )
     return k
 

@@ -7,6 +7,7 @@ synchronise with a GPU and never look at a value: what is wrong with the numbers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,21 +57,57 @@ def check_size(name: str, value: int, limit: int) -> None:
         raise ValueError(f"{name}: must be from 0 to {limit} here, got {value}")
 
 
-def bits_of(codebook: Tensor, name: str = "codebook") -> int:
-    """K of codebooks ``[..., 2^K]``. Raises ValueError, which names the argument, for another number of levels."""
-    count = codebook.shape[-1] if codebook.dim() else 0
-    if isinstance(count, int) and count not in _LEVELS:
-        raise ValueError(f"{name}: has {count} levels, needs 2^K with K from {fmt.K_MIN} to {fmt.K_MAX}")
-    return count.bit_length() - 1
+@dataclass(frozen=True)
+class Layout:
+    """What the shapes of a codec's parts depend on: the K there are, the bits of an index that are not stored, and the
+    columns that share a scale."""
+
+    ks: range
+    extra_bits: int
+    scale_block: int
+
+    def scales(self, cols: int) -> int:
+        """Scales of a row."""
+        return -(-cols // self.scale_block)
 
 
-_LEVELS = frozenset(1 << k for k in range(fmt.K_MIN, fmt.K_MAX + 1))
+_TRELLIS_KS = range(fmt.TRELLIS_K_MIN, fmt.TRELLIS_K_MAX + 1)
+LAYOUTS = {
+    "planes": Layout(range(fmt.K_MIN, fmt.K_MAX + 1), 0, fmt.BLOCK),
+    **{
+        "trellis" + (f"/{columns}" if columns != fmt.BLOCK else ""): Layout(
+            _TRELLIS_KS, fmt.TRELLIS_EXTRA_BITS, columns
+        )
+        for columns in fmt.SCALE_BLOCKS
+    },
+}
+"""Codecs that the core has."""
 
 
-def cols_limit(absmax: Tensor) -> int:
-    """The most columns that the blocks of ``absmax`` can be of; a bound for sizes that come as numbers."""
+def layout_of(codec: str) -> Layout:
+    """The layout of a codec. Raises ValueError for one that the core does not have."""
+    if codec not in LAYOUTS:
+        raise ValueError(f"codec: must be one of {', '.join(LAYOUTS)}, got {codec!r}")
+    return LAYOUTS[codec]
+
+
+def bits_of(codebook: Tensor, name: str = "codebook", codec: str = fmt.DEFAULT_CODEC) -> int:
+    """K of codebooks ``[..., 2^K]``; of the trellis ``[..., 2^(K + 2)]``.
+
+    Raises ValueError, which names the argument, for another number of levels.
+    """
+    count, layout = codebook.shape[-1] if codebook.dim() else 0, layout_of(codec)
+    k = count.bit_length() - 1 - layout.extra_bits
+    if isinstance(count, int) and (k not in layout.ks or count != 1 << (k + layout.extra_bits)):
+        power = f"2^(K + {layout.extra_bits})" if layout.extra_bits else "2^K"
+        raise ValueError(f"{name}: has {count} levels, needs {power} with K from {layout.ks[0]} to {layout.ks[-1]}")
+    return k
+
+
+def cols_limit(absmax: Tensor, codec: str = fmt.DEFAULT_CODEC) -> int:
+    """The most columns that the scales of ``absmax`` can be of; a bound for sizes that come as numbers."""
     check_dims("absmax", absmax, 2)
-    return absmax.shape[1] * fmt.BLOCK
+    return absmax.shape[1] * layout_of(codec).scale_block
 
 
 library = torch.library.Library("kbitq", "FRAGMENT")
@@ -118,33 +155,33 @@ def scan(w: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.kbitq.scan(w)
 
 
-def _outputs(w: Tensor, codebook: Tensor, absmax_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _outputs(w: Tensor, codebook: Tensor, codec: str) -> tuple[Tensor, Tensor]:
     check_dims("w", w, 2)
     check_dims("levels", codebook, 1)
     rows, cols = w.shape
-    blocks = fmt.block_count(cols)
-    packed = w.new_empty((rows, blocks * bits_of(codebook, "levels")), dtype=torch.int32)
-    return packed, w.new_empty((rows, blocks), dtype=absmax_dtype)
+    packed = w.new_empty((rows, fmt.block_count(cols) * bits_of(codebook, "levels", codec)), dtype=torch.int32)
+    return packed, w.new_empty((rows, layout_of(codec).scales(cols)), dtype=torch.uint8)
 
 
 def _quantize(
-    w: Tensor, levels: Tensor, amax: Tensor, importance: Tensor | None, scale: str
+    w: Tensor, levels: Tensor, amax: Tensor, importance: Tensor | None, scale: str, codec: str = fmt.DEFAULT_CODEC
 ) -> tuple[Tensor, Tensor, Tensor]:
-    packed, absmax = _outputs(w, levels, torch.uint8)
+    packed, absmax = _outputs(w, levels, codec)
     codebook = torch.empty_like(levels)
-    quantize_into(w, levels, packed, absmax, codebook, amax=amax, importance=importance, scale=scale)
+    quantize_into(w, levels, packed, absmax, codebook, amax=amax, importance=importance, scale=scale, codec=codec)
     return packed, absmax, codebook
 
 
 def _fake_quantize(
-    w: Tensor, levels: Tensor, amax: Tensor, importance: Tensor | None, scale: str
+    w: Tensor, levels: Tensor, amax: Tensor, importance: Tensor | None, scale: str, codec: str = fmt.DEFAULT_CODEC
 ) -> tuple[Tensor, Tensor, Tensor]:
-    packed, absmax = _outputs(w, levels, torch.uint8)
+    packed, absmax = _outputs(w, levels, codec)
     return packed, absmax, torch.empty_like(levels)
 
 
 register(
-    "quantize(Tensor w, Tensor levels, Tensor amax, Tensor? importance, str scale) -> (Tensor, Tensor, Tensor)",
+    "quantize(Tensor w, Tensor levels, Tensor amax, Tensor? importance, str scale, str codec='planes') "
+    "-> (Tensor, Tensor, Tensor)",
     _quantize,
     _fake_quantize,
 )
@@ -160,6 +197,7 @@ def quantize_into(
     amax: Tensor | None,
     importance: Tensor | None = None,
     scale: str = "mse",
+    codec: str = fmt.DEFAULT_CODEC,
 ) -> None:
     """:func:`quantize` into the caller's buffers (row tiles of a checkpoint, CUDA graphs); allocates nothing.
 
@@ -167,55 +205,70 @@ def quantize_into(
     ``absmax`` may also be float32 and receives the exact maxima.
     """
     threads = torch.get_num_threads()
-    core.quantize(w, levels, amax, importance, packed, absmax, codebook, scale, threads, stream_of(w))
+    core.quantize(w, levels, amax, importance, packed, absmax, codebook, scale, threads, stream_of(w), codec)
 
 
 def quantize(
-    w: Tensor, levels: Tensor, *, amax: Tensor, importance: Tensor | None = None, scale: str = "mse"
+    w: Tensor,
+    levels: Tensor,
+    *,
+    amax: Tensor,
+    importance: Tensor | None = None,
+    scale: str = "mse",
+    codec: str = fmt.DEFAULT_CODEC,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize a finite matrix (docs/format.md sections 2 and 3).
+    """Quantize a finite matrix (docs/format.md sections 2, 3 and 7).
 
     Args:
         w: float32, bfloat16 or float16 ``[rows, cols]``, all finite (:func:`scan` tells).
-        levels: float32 ``[2^K]``, ascending, normalised (:mod:`kbitq.codecs.codebooks`), on the device of ``w``.
+        levels: float32 ``[2^K]`` (trellis: ``[2^(K + 2)]``), ascending, normalised (:mod:`kbitq.codecs.codebooks`), on
+            the device of ``w``.
         amax: float32 ``[1]``, max |w| of the whole tensor that ``w`` is a part of.
         importance: float32 ``[G, cols]`` from :func:`prepare_importance`; G divides rows, and row r uses row
             ``r // (rows / G)`` of it.
         scale: ``"mse"`` or ``"absmax"``.
+        codec: ``"planes"``, ``"trellis"``, or ``"trellis/128"``, whose scales are for 128 columns each.
 
     Returns:
-        ``(packed, absmax, codebook)``: int32 ``[rows, nblk * K]``, uint8 ``[rows, nblk]``, float32 ``[2^K]``.
+        ``(packed, absmax, codebook)``: int32 ``[rows, nblk * K]``, uint8 ``[rows, scales]``, float32 as the levels.
 
     Raises:
         ValueError: an argument's type, shape or device does not fit; the message names it.
     """
-    return torch.ops.kbitq.quantize(w.contiguous(), levels, amax, importance, scale)
+    return torch.ops.kbitq.quantize(w.contiguous(), levels, amax, importance, scale, codec)
 
 
-def _dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+def _dequantize(
+    packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype, codec: str = fmt.DEFAULT_CODEC
+) -> Tensor:
     check_dims("packed", packed, 2)
-    check_size("cols", cols, cols_limit(absmax))
+    check_size("cols", cols, cols_limit(absmax, codec))
     out = torch.empty((packed.shape[0], cols), dtype=dtype, device=packed.device)
-    dequantize_into(packed, absmax, codebook, out)
+    dequantize_into(packed, absmax, codebook, out, codec)
     return out
 
 
-def _fake_dequantize(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+def _fake_dequantize(
+    packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, dtype: torch.dtype, codec: str = fmt.DEFAULT_CODEC
+) -> Tensor:
     check_dims("packed", packed, 2)
-    check_size("cols", cols, cols_limit(absmax))
+    check_size("cols", cols, cols_limit(absmax, codec))
     return packed.new_empty((packed.shape[0], cols), dtype=dtype)
 
 
 register(
-    "dequantize(Tensor packed, Tensor absmax, Tensor codebook, SymInt cols, ScalarType dtype) -> Tensor",
+    "dequantize(Tensor packed, Tensor absmax, Tensor codebook, SymInt cols, ScalarType dtype, "
+    "str codec='planes') -> Tensor",
     _dequantize,
     _fake_dequantize,
 )
 
 
-def dequantize_into(packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor) -> None:
+def dequantize_into(
+    packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, codec: str = fmt.DEFAULT_CODEC
+) -> None:
     """:func:`dequantize` into ``out`` ``[rows, cols]``, each element written once; allocates nothing."""
-    core.dequantize(packed, absmax, codebook, out, torch.get_num_threads(), stream_of(out))
+    core.dequantize(packed, absmax, codebook, out, torch.get_num_threads(), stream_of(out), codec)
 
 
 def dequantize(
@@ -225,47 +278,51 @@ def dequantize(
     cols: int,
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
+    codec: str = fmt.DEFAULT_CODEC,
 ) -> Tensor:
     """``codebook[index] * decode(absmax)`` in float32, rounded once to ``dtype`` (docs/format.md section 1).
 
     Args:
         packed: int32 ``[rows, nblk * K]``.
-        absmax: uint8 (E4M4) or float32 ``[rows, nblk]``.
-        codebook: float32 ``[2^K]``.
+        absmax: uint8 (E4M4) ``[rows, scales]``; of ``planes`` float32 too.
+        codebook: float32 ``[2^K]``, of the trellis ``[2^(K + 2)]``.
         cols: elements in a row; ``nblk = ceil(cols / 32)``.
         dtype: float32, bfloat16 or float16.
         out: written instead of a new tensor; contiguous ``[rows, cols]``; its dtype is the one used.
+        codec: as in :func:`quantize`.
 
     Raises:
         ValueError: an argument's type, shape or device does not fit; the message names it.
     """
     if out is not None:
-        dequantize_into(packed, absmax, codebook, out)
+        dequantize_into(packed, absmax, codebook, out, codec)
         return out
-    return torch.ops.kbitq.dequantize(packed.contiguous(), absmax.contiguous(), codebook, cols, dtype)
+    return torch.ops.kbitq.dequantize(packed.contiguous(), absmax.contiguous(), codebook, cols, dtype, codec)
 
 
-def _stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+def _stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, codec: str = fmt.DEFAULT_CODEC) -> Tensor:
     check_dims("w", w, 2)
     out = torch.empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64, device=w.device)
-    core.stats(w, packed, absmax, codebook, out, torch.get_num_threads(), stream_of(w))
+    core.stats(w, packed, absmax, codebook, out, torch.get_num_threads(), stream_of(w), codec)
     return out
 
 
-def _fake_stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+def _fake_stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, codec: str = fmt.DEFAULT_CODEC) -> Tensor:
     check_dims("w", w, 2)
     return w.new_empty((w.shape[0], STATS_COLUMNS), dtype=torch.float64)
 
 
-register("stats(Tensor w, Tensor packed, Tensor absmax, Tensor codebook) -> Tensor", _stats, _fake_stats)
+register(
+    "stats(Tensor w, Tensor packed, Tensor absmax, Tensor codebook, str codec='planes') -> Tensor", _stats, _fake_stats
+)
 
 
-def stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor) -> Tensor:
+def stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, codec: str = fmt.DEFAULT_CODEC) -> Tensor:
     """What quantization cost, by row: float64 ``[rows, 3]`` of sum w^2, sum (w - w')^2 and max |w - w'|.
 
     ``w'`` is the float32 decoded value, before rounding to a dtype; sums in the order of docs/format.md section 3.
     """
-    return torch.ops.kbitq.stats(w.contiguous(), packed, absmax, codebook)
+    return torch.ops.kbitq.stats(w.contiguous(), packed, absmax, codebook, codec)
 
 
 def prepare_importance(importance: Tensor) -> Tensor:

@@ -23,15 +23,23 @@ _CPU_PANEL_BYTES = 1 << 23  # stays in a cache between being decoded and being m
 _CUDA_PANEL_BYTES = 1 << 28  # bounds the workspace; most weights fit in one panel
 
 
-def linear(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None = None,
+    coding: str = fmt.DEFAULT_CODEC,
+) -> Tensor:
     """y = x W^T (+ bias), W given by its quantized triple (docs/format.md section 1).
 
     Args:
         x: float32, bfloat16 or float16 ``[..., cols]``; cast by autocast as for a dense layer.
         packed: int32 ``[rows, nblk * K]``.
-        absmax: uint8 ``[rows, nblk]``.
-        codebook: float32 ``[2^K]``, or ``[G, 2^K]`` with one codebook for each of G equal groups of rows.
+        absmax: uint8 ``[rows, scales]``.
+        codebook: float32 ``[levels]``, or ``[G, levels]`` with one codebook for each of G equal groups of rows.
         bias: ``[rows]``, cast to the dtype of x.
+        coding: the codec, as in ``ops.quantize``.
 
     Returns:
         ``[..., rows]`` in the dtype of x, from float32 sums. For x in bfloat16 or float16, levels (in fused kernels
@@ -43,7 +51,7 @@ def linear(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Te
     x = autocast(x)
     if bias is not None and bias.dtype != x.dtype:
         bias = bias.to(x.dtype)
-    return torch.ops.kbitq.linear(x, packed, absmax, codebook, bias)
+    return torch.ops.kbitq.linear(x, packed, absmax, codebook, bias, coding)
 
 
 def autocast(x: Tensor) -> Tensor:
@@ -71,9 +79,9 @@ def fused_rows(dtype: torch.dtype) -> int:
     return FUSED_ROWS if _panel_dtype(dtype, "cpu") == torch.bfloat16 else FUSED_ROWS_FLOAT
 
 
-def _weight(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> panels.Weight:
+def _weight(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str) -> panels.Weight:
     def decode(begin: int, end: int, levels: Tensor, out: Tensor) -> None:
-        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, out)
+        codec.dequantize_into(packed[begin:end], absmax[begin:end], levels, out, coding)
 
     return panels.Weight(packed.shape[0], cols, codebook, decode)
 
@@ -83,9 +91,9 @@ def _panel_bytes(device: torch.device) -> int:
 
 
 def _linear_by_panels(
-    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None, out: Tensor, coding: str
 ) -> None:
-    weight, dtype = _weight(packed, absmax, codebook, x.shape[1]), _panel_dtype(x.dtype, x.device.type)
+    weight, dtype = _weight(packed, absmax, codebook, x.shape[1], coding), _panel_dtype(x.dtype, x.device.type)
     panels.multiply(x, weight, bias, out, dtype, _panel_bytes(x.device))
 
 
@@ -98,16 +106,16 @@ def _check_dims(x: Tensor, packed: Tensor) -> None:
     codec.check_dims("packed", packed, 2)
 
 
-def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> None:
+def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str) -> None:
     """What the core cannot see, or would say less clearly."""
     if x.dtype not in codec.FLOAT_DTYPES:
         raise ValueError(f"x: is {x.dtype}, needs float32, bfloat16 or float16")
     if packed.dim() != 2 or codebook.dim() not in (1, 2):
-        raise ValueError("packed and codebook: need [rows, nblk * K] and [2^K] or [groups, 2^K]")
+        raise ValueError("packed and codebook: need [rows, nblk * K] and [levels] or [groups, levels]")
     if absmax.dtype != torch.uint8:
         raise ValueError(f"absmax: is {absmax.dtype}, needs uint8")
-    k = codec.bits_of(codebook)
-    if packed.shape[1] != fmt.block_count(cols) * k or tuple(absmax.shape) != (packed.shape[0], fmt.block_count(cols)):
+    k, scales = codec.bits_of(codebook, codec=coding), codec.layout_of(coding).scales(cols)
+    if packed.shape[1] != fmt.block_count(cols) * k or tuple(absmax.shape) != (packed.shape[0], scales):
         raise ValueError(
             f"x: has {cols} features, which do not match packed {list(packed.shape)} "
             f"and absmax {list(absmax.shape)} at K = {k}"
@@ -116,59 +124,84 @@ def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: in
         raise ValueError(f"codebook: its {codebook.shape[0]} groups must divide the {packed.shape[0]} rows of packed")
 
 
-def _linear_cpu(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear_cpu(
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None = None,
+    coding: str = fmt.DEFAULT_CODEC,
+) -> Tensor:
     _check_dims(x, packed)
     cols, rows = x.shape[-1], packed.shape[0]
     flat = (x if x.dim() == 2 else x.reshape(-1, cols)).contiguous()
     out = x.new_empty((flat.shape[0], rows))
     if flat.shape[0] <= fused_rows(x.dtype):
         books = codebook if codebook.dim() == 2 else codebook[None]
-        core.linear(flat, packed, absmax, books, bias, out, torch.get_num_threads())
+        core.linear(flat, packed, absmax, books, bias, out, torch.get_num_threads(), coding)
     else:
-        _check(flat, packed, absmax, codebook, cols)
-        _linear_by_panels(flat, packed, absmax, codebook, bias, out)
+        _check(flat, packed, absmax, codebook, cols, coding)
+        _linear_by_panels(flat, packed, absmax, codebook, bias, out, coding)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], rows)
 
 
-def _linear_cuda(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear_cuda(
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None = None,
+    coding: str = fmt.DEFAULT_CODEC,
+) -> Tensor:
     _check_dims(x, packed)
     cols, rows = x.shape[-1], packed.shape[0]
     flat = x.reshape(-1, cols)
-    _check(flat, packed, absmax, codebook, cols)
+    _check(flat, packed, absmax, codebook, cols, coding)
     out = x.new_empty((flat.shape[0], rows))
-    tiles = tiled_linear.tiles_for(flat, packed, absmax, codebook)
+    tiles = tiled_linear.tiles_for(flat, packed, absmax, codebook) if coding == fmt.DEFAULT_CODEC else None
     if tiles is not None:
         tiled_linear.multiply_into(flat.contiguous(), tiles.data, tiles.codebook, bias, out)
     else:
-        _linear_by_panels(flat, packed, absmax, codebook, bias, out)
+        _linear_by_panels(flat, packed, absmax, codebook, bias, out, coding)
     return out.view(*x.shape[:-1], rows)
 
 
-def _linear_fake(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear_fake(
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None = None,
+    coding: str = fmt.DEFAULT_CODEC,
+) -> Tensor:
     _check_dims(x, packed)
     return x.new_empty((*x.shape[:-1], packed.shape[0]))
 
 
-def _check_grad(grad: Tensor, packed: Tensor, absmax: Tensor, cols: int) -> None:
+def _check_grad(grad: Tensor, packed: Tensor, absmax: Tensor, cols: int, coding: str) -> None:
     codec.check_rows("grad", grad)
     codec.check_dims("packed", packed, 2)
     if grad.shape[-1] != packed.shape[0]:
         raise ValueError(f"grad: has {grad.shape[-1]} features, which are not the {packed.shape[0]} rows of packed")
-    codec.check_size("cols", cols, codec.cols_limit(absmax))
+    codec.check_size("cols", cols, codec.cols_limit(absmax, coding))
 
 
-def _linear_grad(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tensor:
-    _check_grad(grad, packed, absmax, cols)
+def _linear_grad(
+    grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = fmt.DEFAULT_CODEC
+) -> Tensor:
+    _check_grad(grad, packed, absmax, cols, coding)
     flat = grad.reshape(-1, grad.shape[-1])
-    _check(flat, packed, absmax, codebook, cols)
+    _check(flat, packed, absmax, codebook, cols, coding)
     out = grad.new_empty((flat.shape[0], cols))
-    dtype = _panel_dtype(grad.dtype, grad.device.type)
-    panels.multiply_transposed(flat, _weight(packed, absmax, codebook, cols), out, dtype, _panel_bytes(grad.device))
+    weight, dtype = _weight(packed, absmax, codebook, cols, coding), _panel_dtype(grad.dtype, grad.device.type)
+    panels.multiply_transposed(flat, weight, out, dtype, _panel_bytes(grad.device))
     return out.view(*grad.shape[:-1], cols)
 
 
-def _linear_grad_fake(grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int) -> Tensor:
-    _check_grad(grad, packed, absmax, cols)
+def _linear_grad_fake(
+    grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = fmt.DEFAULT_CODEC
+) -> Tensor:
+    _check_grad(grad, packed, absmax, cols, coding)
     return grad.new_empty((*grad.shape[:-1], cols))
 
 
@@ -183,64 +216,87 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, keyset: Any, x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None
+        ctx: Any,
+        keyset: Any,
+        x: Tensor,
+        packed: Tensor,
+        absmax: Tensor,
+        codebook: Tensor,
+        bias: Tensor | None,
+        coding: str,
     ) -> Tensor:
         _check_dims(x, packed)
         ctx.save_for_backward(packed, absmax, codebook)
-        ctx.cols = x.shape[-1]
+        ctx.cols, ctx.coding = x.shape[-1], coding
         with _below_autograd():
             return torch.ops.kbitq.linear.default.redispatch(
-                keyset & _after_autograd, x, packed, absmax, codebook, bias
+                keyset & _after_autograd, x, packed, absmax, codebook, bias, coding
             )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         to_x = to_bias = None
         if ctx.needs_input_grad[1]:
-            to_x = torch.ops.kbitq.linear_grad(grad, *ctx.saved_tensors, ctx.cols)
+            to_x = torch.ops.kbitq.linear_grad(grad, *ctx.saved_tensors, ctx.cols, ctx.coding)
         if ctx.needs_input_grad[5]:
             to_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-        return None, to_x, None, None, None, to_bias
+        return None, to_x, None, None, None, to_bias, None
 
 
 class _LinearGrad(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int
+        ctx: Any, keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str
     ) -> Tensor:
         ctx.save_for_backward(packed, absmax, codebook)
+        ctx.coding = coding
         with _below_autograd():
             return torch.ops.kbitq.linear_grad.default.redispatch(
-                keyset & _after_autograd, grad, packed, absmax, codebook, cols
+                keyset & _after_autograd, grad, packed, absmax, codebook, cols, coding
             )
 
     @staticmethod
     def backward(ctx: Any, again: Tensor) -> tuple[Tensor | None, ...]:
-        return None, torch.ops.kbitq.linear(again, *ctx.saved_tensors, None), None, None, None, None
+        to_grad = torch.ops.kbitq.linear(again, *ctx.saved_tensors, None, ctx.coding)
+        return None, to_grad, None, None, None, None, None
 
 
 def _linear_autograd(
-    keyset: Any, x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None
+    keyset: Any,
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    bias: Tensor | None = None,
+    coding: str = fmt.DEFAULT_CODEC,
 ) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Linear.apply(keyset, x, packed, absmax, codebook, bias)
+        return _Linear.apply(keyset, x, packed, absmax, codebook, bias, coding)
     with _below_autograd():
-        return torch.ops.kbitq.linear.default.redispatch(keyset & _after_autograd, x, packed, absmax, codebook, bias)
+        return torch.ops.kbitq.linear.default.redispatch(
+            keyset & _after_autograd, x, packed, absmax, codebook, bias, coding
+        )
 
 
 def _linear_grad_autograd(
-    keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int
+    keyset: Any,
+    grad: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    codebook: Tensor,
+    cols: int,
+    coding: str = fmt.DEFAULT_CODEC,
 ) -> Tensor:
     if torch.is_grad_enabled() and grad.requires_grad:
-        return _LinearGrad.apply(keyset, grad, packed, absmax, codebook, cols)
+        return _LinearGrad.apply(keyset, grad, packed, absmax, codebook, cols, coding)
     with _below_autograd():
         return torch.ops.kbitq.linear_grad.default.redispatch(
-            keyset & _after_autograd, grad, packed, absmax, codebook, cols
+            keyset & _after_autograd, grad, packed, absmax, codebook, cols, coding
         )
 
 
 codec.register(
-    "linear(Tensor x, Tensor packed, Tensor absmax, Tensor codebook, Tensor? bias=None) -> Tensor",
+    "linear(Tensor x, Tensor packed, Tensor absmax, Tensor codebook, Tensor? bias=None, str coding='planes') -> Tensor",
     _linear_cpu,
     _linear_fake,
     ("CPU",),
@@ -248,7 +304,8 @@ codec.register(
 codec.library.impl("linear", _linear_cuda, "CUDA")
 codec.library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
 codec.register(
-    "linear_grad(Tensor grad, Tensor packed, Tensor absmax, Tensor codebook, SymInt cols) -> Tensor",
+    "linear_grad(Tensor grad, Tensor packed, Tensor absmax, Tensor codebook, SymInt cols, "
+    "str coding='planes') -> Tensor",
     _linear_grad,
     _linear_grad_fake,
 )

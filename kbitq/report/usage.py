@@ -10,15 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kbitq import ops
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_constants, read_span
-from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED
+from kbitq.codecs.planes import ABSMAX, CODEBOOK, Planes
 from kbitq.codecs.scales import decode_absmax_e4m4
-from kbitq.format import BLOCK
+from kbitq.errors import CodecError
 
 WEIGHT_BINS = 120
 WEIGHT_RANGE = 1.5  # of a weight over its block's scale; the largest level is 1
@@ -68,21 +67,21 @@ def usage(
 
 
 def _counted(stored: TileReader, tensor: StoredTensor, plain: TileReader | None) -> Usage:
-    constants, meta = read_constants(stored, tensor), tensor.meta
+    constants, meta, codec = read_constants(stored, tensor), tensor.meta, tensor.codec
+    if not isinstance(codec, Planes):
+        raise CodecError(f"the codec {codec.name} has no scale bytes and levels that could be counted")
     codebook = constants[CODEBOOK]
     unit = float(codebook.abs().max()) or 1.0
     counts = Usage((codebook / unit).numpy(), indices=np.zeros(codebook.numel(), np.int64))
     original = matching_source(plain.checkpoint, tensor) if plain is not None else None
-    counting = torch.arange(codebook.numel(), dtype=torch.float32)
-    for span in stored.matrix_spans(tensor.name, meta.shape, meta.dtype):
+    for span in stored.matrix_spans(tensor.name, meta.shape, meta.dtype, cut=codec.cut):
         parts = read_span(stored, tensor, span, constants)
-        packed, absmax = parts[PACKED], parts[ABSMAX]
+        absmax = parts[ABSMAX]
         counts.scales += np.bincount(absmax.numpy().ravel(), minlength=256)
-        # Every scale 1 and the levels 0, 1, 2, ...: what is decoded is the index.
-        index = ops.dequantize(packed, torch.ones(absmax.shape), counting, span.cols).to(torch.int64)
+        index = codec.indices(parts, span.cols)
         counts.indices += np.bincount(index.numpy().ravel(), minlength=codebook.numel())
         if plain is not None and original is not None:
-            scale = decode_absmax_e4m4(absmax).repeat_interleave(BLOCK, dim=1)[:, : span.cols] * unit
+            scale = decode_absmax_e4m4(absmax).repeat_interleave(codec.cut, dim=1)[:, : span.cols] * unit
             over = (plain.read(original, span).float() / scale)[scale > 0]
             histogram = torch.histc(over, WEIGHT_BINS, -WEIGHT_RANGE, WEIGHT_RANGE).to(torch.int64).numpy()
             counts.weights = histogram if counts.weights is None else counts.weights + histogram

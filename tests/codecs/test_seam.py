@@ -248,4 +248,4 @@ def test_a_file_whose_codec_is_unknown_is_refused(source: Path, tmp_path: Path) 
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(CodecError, match="already"):
         base.register(Toy())
-    assert base.codec_names() == ("planes", "toy8")
+    assert base.codec_names() == ("planes", "trellis", "trellis/128", "toy8")

@@ -124,16 +124,18 @@ class _TileWork:
         return self._quantize(item.piece, item.request, raw, lane)
 
     def _quantize(self, piece: Piece, request: Request, raw: torch.Tensor, lane: Lane) -> Finish[QuantizedSpan]:
-        assert piece.span is not None
-        values = self._reader.values(piece.tensor, piece.span, raw)
+        span = piece.span
+        assert span is not None
+        values = self._reader.values(piece.tensor, span, raw)
         codec = get_codec(request.codec)
-        made, levels = lane.outputs(piece.span, codec, request.k), self._levels_on(lane.device, request.levels)
+        made, levels = lane.outputs(span, codec, request.k), self._levels_on(lane.device, request.levels)
+        per_row = span.sums // span.rows
         kinds, constants = part_kinds(codec.name), dict[str, torch.Tensor]()
 
         def strip(rows: slice) -> None:
             w = values[rows].to(lane.device, non_blocking=True)
-            parts, errors = quantize_tile(w, levels, request.of_rows(rows))
-            made.errors[rows].copy_(errors, non_blocking=True)
+            parts, errors = quantize_tile(w, span, levels, request.of_rows(rows))
+            made.errors[rows.start * per_row : rows.stop * per_row].copy_(errors, non_blocking=True)
             for name, part in parts.items():
                 if kinds[name]:
                     constants[name] = part  # the same of every strip of the tile

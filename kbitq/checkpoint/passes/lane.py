@@ -36,7 +36,7 @@ class Lane:
     def outputs(self, span: Span, codec: Codec, k: int) -> QuantizedSpan:
         """Room for a quantized span in the lane's host memory, the widest elements first, so that all are aligned."""
         wanted = [(p.name, p.shape, TORCH_DTYPES[p.dtype]) for p in codec.parts("", (span.rows, span.cols), k)]
-        wanted.append(("", (span.rows, ops.STATS_COLUMNS), torch.float64))
+        wanted.append(("", (span.sums, ops.STATS_COLUMNS), torch.float64))
         wanted.sort(key=lambda room: -room[2].itemsize)
         sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in wanted]
         pieces = self.buffer("out", sum(sizes)).split(sizes)

@@ -17,7 +17,10 @@ from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose.importance import Importance
 from kbitq.choose.tensor_names import role_of
 from kbitq.codecs import fit
-from kbitq.format import block_count, element_count, matrix_shape
+from kbitq.codecs.base import get_codec
+from kbitq.codecs.planes import Planes
+from kbitq.errors import CodebookError
+from kbitq.format import element_count, matrix_shape
 
 
 class LevelSource:
@@ -30,7 +33,7 @@ class LevelSource:
         self._plan, self._reader, self._device, self._scans = plan, reader, device, scans
         self._columns = ColumnWeights(plan.importance)
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
-        self._shared: dict[tuple[str, int], torch.Tensor] = {}
+        self._shared: dict[tuple[str, int, str], torch.Tensor] = {}
         self._gains: dict[str, float] = {}
 
     def levels(self, tensor: TensorPlan) -> torch.Tensor | None:
@@ -43,7 +46,7 @@ class LevelSource:
             if self._last[0] != tensor.name:
                 self._last = tensor.name, self._fitted([tensor], tensor.k)
             return self._last[1]
-        key = role_of(tensor.name), tensor.k
+        key = role_of(tensor.name), tensor.k, tensor.codec
         if key not in self._shared:
             self._shared[key] = self._fitted(self._alike(tensor), tensor.k)
         return self._shared[key]
@@ -63,35 +66,39 @@ class LevelSource:
         return sum(self._gains[name] * size for name, size in sizes.items()) / whole if whole else None
 
     def _alike(self, tensor: TensorPlan) -> list[TensorPlan]:
-        """The tensors that share a codebook, whatever their K: those of one role, in order of name."""
-        role, spec = role_of(tensor.name), tensor.codebook
-        alike = [t for t in self._plan.tensors if t.quantized and t.codebook == spec and role_of(t.name) == role]
+        """The tensors that share a codebook, whatever their K: those of one role and codec, in order of name."""
+        wanted = role_of(tensor.name), tensor.codebook, tensor.codec
+        alike = [t for t in self._plan.tensors if t.quantized and (role_of(t.name), t.codebook, t.codec) == wanted]
         return sorted(alike, key=lambda t: t.name)
 
     def _fitted(self, tensors: Sequence[TensorPlan], k: int) -> torch.Tensor:
-        counts = [rows * block_count(cols) for rows, cols in (matrix_shape(t.name, t.shape) for t in tensors)]
-        positions = fit.sample_positions(sum(counts))
+        codec = get_codec(tensors[0].codec)
+        if not isinstance(codec, Planes):
+            raise CodebookError(f"the codec {codec.name} has no levels that could be fitted")
+        counts = [rows * -(-cols // codec.cut) for rows, cols in (matrix_shape(t.name, t.shape) for t in tensors)]
+        positions = fit.sample_positions(sum(counts), codec.cut)
         parts, first, place = [], 0, 0
         for tensor, count in zip(tensors, counts, strict=True):
             mine = positions[place : np.searchsorted(positions, first + count)] - first
-            parts += self._parts(tensor, mine, place)
+            parts += self._parts(tensor, mine, place, codec.cut)
             first, place = first + count, place + len(mine)
-        fitted = fit.fit(parts, k)
+        fitted = fit.fit(parts, k, codec)
         self._gains.update({t.name: fitted.gain_db for t in tensors})
         return torch.from_numpy(fitted.levels)
 
-    def _parts(self, tensor: TensorPlan, positions: np.ndarray, place: int) -> list[fit.Part]:
+    def _parts(self, tensor: TensorPlan, positions: np.ndarray, place: int, cut: int) -> list[fit.Part]:
         """The blocks ``positions`` of one tensor; all of it is read, which is quicker than many small reads."""
         source, device = self._plan.checkpoint.tensors[tensor.name], self._device
         amax = torch.tensor([self._scans[tensor.name].amax], dtype=torch.float32, device=device)
         parts: list[fit.Part] = []
-        for span in self._reader.spans(source):
-            low, high = np.searchsorted(positions, (span.first_block, span.first_block + span.blocks))
+        for span in self._reader.spans(source, cut=cut):
+            first, count = span.units(cut)
+            low, high = np.searchsorted(positions, (first, first + count))
             if low < high:
                 w = self._reader.read(source, span).to(device)
                 weights = self._columns.of(tensor.name, tensor.shape, span)
                 weights = weights.to(device) if weights is not None else None
-                parts += fit.matrix_parts(w, amax, positions[low:high] - span.first_block, place + int(low), weights)
+                parts += fit.matrix_parts(w, amax, positions[low:high] - first, place + int(low), weights, cut)
         return parts
 
 

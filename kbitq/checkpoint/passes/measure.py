@@ -54,10 +54,10 @@ def measure(plan: Plan, codec: TileCodec, tensor: TensorPlan, ks: Sequence[int])
     errors = _Errors(plan, codec, tensor, ks, scan.amax)
     rows, cols = matrix_shape(tensor.name, tensor.shape)
     if plan.options.budget.sample and plan.importance is None:
-        for span, w in sampled(codec.reader, source):
+        for span, w in sampled(codec.reader, source, get_codec(tensor.codec).cut):
             errors.add(span, w)
         return errors.result(element_count(tensor.shape) / errors.elements)
-    for span in codec.reader.spans(source):
+    for span in codec.reader.spans(source, cut=get_codec(tensor.codec).cut):
         errors.add(span, codec.reader.read(source, span))
     return errors.result(rows * cols / errors.elements)
 

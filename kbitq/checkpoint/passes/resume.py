@@ -15,8 +15,9 @@ from kbitq.checkpoint.passes.journal import Journal
 from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+from kbitq.codecs.base import get_codec
 from kbitq.errors import CheckpointError
-from kbitq.format import BLOCK, DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
+from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
 
 # What the bytes of an output do not depend on, so that it may differ when a run is taken up again.
 _FREE_OPTIONS = ("device", "force", "max_memory", "codebook", "min_coverage", "rules", "importance", "budget")
@@ -139,6 +140,6 @@ def _scan_fits(scan: Scan, tensor: TensorPlan) -> bool:
 
 
 def _at_block(element: int, tensor: TensorPlan) -> bool:
-    """Whether an element is inside a tensor's matrix, with a block beginning there."""
+    """Whether an element is inside a tensor's matrix, where its codec may cut a row."""
     rows, cols = matrix_shape(tensor.name, tensor.shape)
-    return 0 < element < rows * cols and element % cols % BLOCK == 0
+    return 0 < element < rows * cols and element % cols % get_codec(tensor.codec).cut == 0

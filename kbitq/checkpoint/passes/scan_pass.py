@@ -15,6 +15,7 @@ from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
+from kbitq.codecs.base import get_codec
 from kbitq.errors import NonFiniteError
 
 
@@ -73,7 +74,7 @@ def _left_to_scan(
         start = begun.element if begun is not None and begun.tensor == tensor.name else 0
         source = plan.checkpoint.tensors[tensor.name]
         meter.add(start * source.stored_bits // 8, tensor.name)
-        yield from reader.matrix_pieces(source, start)
+        yield from reader.matrix_pieces(source, start, get_codec(tensor.codec).cut)
 
 
 def nonfinite_error(checkpoint: Checkpoint, tensor: SourceTensor, scan: Scan) -> NonFiniteError:

@@ -12,7 +12,7 @@ from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs import base
-from kbitq.codecs.base import Codec, get_codec
+from kbitq.codecs.base import Codec, get_codec, span_stats
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,22 @@ class QuantizedSpan:
 
 
 def quantize_tile(
-    w: torch.Tensor, levels: torch.Tensor | None, request: Request
+    w: torch.Tensor, span: Span, levels: torch.Tensor | None, request: Request
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Encode a tile and measure its errors. On a GPU this queues the work and waits for nothing.
 
     Args:
         w: ``[rows, cols]``, of a dtype that the core reads, on any device.
+        span: that ``w`` is, or is some rows of.
         levels: those of ``request``, on the device of ``w``.
         request: for exactly these rows.
 
     Returns:
-        The tile's parts and the result of the codec's ``stats``, on the device of ``w``.
+        The tile's parts and the result of ``span_stats``, on the device of ``w``.
     """
     codec = get_codec(request.codec)
     parts = codec.encode(w, request.on(w.device, levels))
-    return parts, codec.stats(w, parts)
+    return parts, span_stats(codec, w, parts, span)
 
 
 def scan_result(first_element: int, amax: torch.Tensor, status: torch.Tensor) -> Scan:
@@ -103,6 +104,6 @@ class TileCodec:
     def quantize_span(self, span: Span, w: torch.Tensor, request: Request) -> QuantizedSpan:
         """Quantize the values of one span of a finite tensor, ``w`` ``[rows, cols]`` of a dtype that the core reads."""
         levels = request.levels.to(self.device) if request.levels is not None else None
-        parts, errors = quantize_tile(w.to(self.device), levels, request)
+        parts, errors = quantize_tile(w.to(self.device), span, levels, request)
         on_cpu = {name: part.cpu() for name, part in parts.items()}
         return QuantizedSpan(span, get_codec(request.codec), request.k, on_cpu, errors.cpu())

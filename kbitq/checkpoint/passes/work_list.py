@@ -12,6 +12,7 @@ from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
+from kbitq.codecs.base import get_codec
 
 
 class WorkList:
@@ -37,7 +38,7 @@ class WorkList:
     def _pieces(self, tensor: TensorPlan, start: int) -> Iterator[Piece]:
         source = self._sources[tensor.name]
         if tensor.quantized or source.scaling is not None:
-            return self._reader.matrix_pieces(source, start)
+            return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut)
         return self._reader.byte_pieces(source, start)
 
     def _request(self, tensor: TensorPlan, piece: Piece) -> Request | None:

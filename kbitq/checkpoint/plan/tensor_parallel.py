@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+from kbitq.codecs.base import get_codec
 from kbitq.format import BLOCK, is_fused_experts, matrix_shape
 
 SIZES = (1, 2, 4, 8)
 
 
-def splits(name: str, shape: Sequence[int], size: int) -> tuple[bool, bool]:
+def splits(name: str, shape: Sequence[int], size: int, cut: int = BLOCK) -> tuple[bool, bool]:
     """Whether a tensor can be split in ``size`` equal parts along its outputs (rows), and along its inputs (columns).
 
-    Rows lie one after the other, so any equal part will do; columns must be cut where a block ends. Of fused experts
-    each expert's matrix is split.
+    Rows lie one after the other, so any equal part will do; columns must be cut where the codec
+    may cut a row. Of fused experts each expert's matrix is split.
     """
     rows, cols = matrix_shape(name, shape)
     if is_fused_experts(name, shape):
         rows = shape[1]
-    return rows % size == 0, cols % (BLOCK * size) == 0 or size == 1
+    return rows % size == 0, cols % (cut * size) == 0 or size == 1
 
 
 def table(tensors: Sequence[TensorPlan]) -> dict[str, dict[str, Any]]:
@@ -28,7 +29,7 @@ def table(tensors: Sequence[TensorPlan]) -> dict[str, dict[str, Any]]:
     quantized = [t for t in tensors if t.quantized]
     result: dict[str, dict[str, Any]] = {}
     for size in SIZES:
-        both = [(t.name, *splits(t.name, t.shape, size)) for t in quantized]
+        both = [(t.name, *splits(t.name, t.shape, size, get_codec(t.codec).cut)) for t in quantized]
         result[str(size)] = {
             "outputs": sum(rows for _, rows, _ in both),
             "inputs": sum(cols for _, _, cols in both),

@@ -17,7 +17,7 @@ from kbitq.checkpoint.source.memory import DEFAULT_TILE_BYTES, MIN_TILE_BYTES
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.open_files import OpenFiles
 from kbitq.checkpoint.source.spans import Span, spans
-from kbitq.format import matrix_shape, stored_dtype
+from kbitq.format import BLOCK, matrix_shape, stored_dtype
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
@@ -57,18 +57,20 @@ class TileReader:
     def close(self) -> None:
         self._files.close()
 
-    def spans(self, tensor: SourceTensor, start: int = 0) -> Iterator[Span]:
-        """The spans of a tensor's matrix that fit a tile, from element ``start`` on."""
-        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start)
+    def spans(self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK) -> Iterator[Span]:
+        """The spans of a tensor's matrix that fit a tile, from element ``start`` on; ``cut``: where rows may be cut."""
+        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut)
 
-    def matrix_spans(self, name: str, shape: Sequence[int], dtype: str, start: int = 0) -> Iterator[Span]:
+    def matrix_spans(
+        self, name: str, shape: Sequence[int], dtype: str, start: int = 0, cut: int = BLOCK
+    ) -> Iterator[Span]:
         """The same for a tensor that is not stored as such."""
-        return spans(*matrix_shape(name, shape), self.tile_bytes * 8 // stored_dtype(dtype).bits, start)
+        return spans(*matrix_shape(name, shape), self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut)
 
-    def matrix_pieces(self, tensor: SourceTensor, start: int = 0) -> Iterator[Piece]:
+    def matrix_pieces(self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK) -> Iterator[Piece]:
         """A tensor as spans of its matrix, from element ``start`` on."""
         size = tensor.stored_bits // 8
-        for span in self.spans(tensor, start):
+        for span in self.spans(tensor, start, cut):
             yield Piece(tensor, span.first_element * size, span.numel * size, span)
 
     def byte_pieces(self, tensor: SourceTensor, start: int = 0) -> Iterator[Piece]:

@@ -6,6 +6,7 @@ from kbitq.checkpoint.passes.run_state import ErrorSums
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.stored import StoredTensor, read_constants, read_span
+from kbitq.codecs.base import span_stats
 from kbitq.errors import CheckpointError
 
 
@@ -25,7 +26,7 @@ def matching_source(source: Checkpoint, tensor: StoredTensor) -> SourceTensor:
 def measure_tensor(stored: TileReader, tensor: StoredTensor, plain: TileReader, original: SourceTensor) -> ErrorSums:
     """The error of a stored tensor against its original."""
     error_sums, constants = ErrorSums(), read_constants(stored, tensor)
-    for span in plain.spans(original):
+    for span in plain.spans(original, cut=tensor.codec.cut):
         parts = read_span(stored, tensor, span, constants)
-        error_sums.add(span, tensor.codec.stats(plain.read(original, span), parts))
+        error_sums.add(span, span_stats(tensor.codec, plain.read(original, span), parts, span))
     return error_sums

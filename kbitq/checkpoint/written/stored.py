@@ -118,7 +118,7 @@ def decode(reader: TileReader, tensor: StoredTensor, dtype: torch.dtype) -> Iter
     """The values of a tensor, span by span, each rounded once to ``dtype`` (float64 is exact)."""
     constants = read_constants(reader, tensor)
     target = torch.float32 if dtype == torch.float64 else dtype
-    for span in reader.matrix_spans(tensor.name, tensor.meta.shape, tensor.meta.dtype):
+    for span in reader.matrix_spans(tensor.name, tensor.meta.shape, tensor.meta.dtype, cut=tensor.codec.cut):
         parts = read_span(reader, tensor, span, constants)
         yield span, tensor.codec.decode(parts, span.cols, target).to(dtype)
 
@@ -178,7 +178,7 @@ def _stored(checkpoint: Checkpoint, name: str, meta: TensorMeta | None, config: 
     if meta is None:
         meta = _meta_from_config(name, k, codec, shapes, config, broken)
     if meta.k != k:
-        raise broken(f"its metadata says K = {meta.k}, its codebook has 2^{k} levels")
+        raise broken(f"its metadata says K = {meta.k}, its parts are of K = {k}")
     if stored_dtype(meta.dtype).kind != "float" or len(meta.shape) < 2 or 0 in meta.shape:
         raise broken(f"a {meta.dtype} tensor of shape {list(meta.shape)} is never quantized")
     if any(shapes[part.name] != part.shape for part in codec.parts(name, meta.shape, k)):
