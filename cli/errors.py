@@ -37,6 +37,7 @@ _REMEDIES = {
     "against": "leave --against away",
     "another-disk": "free some space, or choose another disk with -o",
     "another-output": "choose another output with -o",
+    "auto-codec": "--bpw or --size is the budget; or --codec planes or trellis",
     "below": "-o {out}/NAME",
     "cpu": "use --device cpu",
     "dtype": "leave --dtype away, or use float32 or bfloat16",

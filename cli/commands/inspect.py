@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import arguments, looking, output, parsing
+from kbitq.cli.options import arguments, coding, looking, output, parsing
 from kbitq.cli.options.printing import Printing
+from kbitq.cli.options.request import codec_of
 from kbitq.cli.options.signature import spread
+from kbitq.format import DEFAULT_CODEC
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,7 @@ EPILOG = parsing.examples(
     "kbitq inspect model-kbitq-k3.safetensors --sort sqnr",
     "kbitq inspect model-kbitq-k3.safetensors --against model.safetensors",
     "kbitq inspect model.safetensors --k 2,3,4 --sample",
+    "kbitq inspect model.safetensors --k 2,3,4 --codec trellis",
     "kbitq inspect ./llama-k3 --by role --worst 10 --against ./llama --html report.html",
     "kbitq inspect ./llama-k3 --diff ./llama-3.25bpw",
     "kbitq inspect ./llama-k3 --diff ./llama-3.25bpw --html compared.html",
@@ -32,6 +35,8 @@ def command(
     path: arguments.Checkpoint,
     against: looking.Against = None,
     k: looking.Ks = "2,3,4,5",  # type: ignore[assignment, type-arg]  # parsed by the option
+    codec: coding.TriedCodec = DEFAULT_CODEC,
+    scale_block: coding.ScaleBlock = "32",  # type: ignore[assignment]  # parsed by the option
     sample: looking.Sample = False,
     sort: looking.Sort = "name",
     by: looking.By = "tensor",
@@ -53,7 +58,8 @@ def command(
     beside = diff and sources.find(diff).place
     with console.progress("measuring") as progress:
         if html is None:
-            reports = [checkpoint.inspect(target, against=source, ks=k, sample=sample, progress=progress)]
+            tried = codec_of(codec, scale_block)
+            reports = [checkpoint.inspect(target, source, k, sample, progress, tried)]
             if beside and reports[0].quantized:
                 reports.append(checkpoint.inspect(beside, against=source, progress=progress))
         else:

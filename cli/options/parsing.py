@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from kbitq.cli.views.text import parse_size
-from kbitq.format import K_MAX, K_MIN
+from kbitq.format import K_MAX, K_MIN, SCALE_BLOCKS, TRELLIS_K_MIN
 
 
 def examples(*lines: str) -> str:
@@ -69,8 +69,17 @@ def k(text: str) -> int:
 
 def _k(text: str) -> int:
     found = int(_number(text, int, f"{text!r} is not a whole number."))
-    if not K_MIN <= found <= K_MAX:
+    if not TRELLIS_K_MIN <= found <= K_MAX:  # which codec has it is seen when the codec is known
         raise typer.BadParameter(f"K must be from {K_MIN} to {K_MAX}, not {found}.")
+    return found
+
+
+def scale_block(text: str) -> int:
+    """'128' -> 128."""
+    known = " or ".join(map(str, SCALE_BLOCKS))
+    found = int(_number(text, int, f"a scale is for {known} columns, not {text!r}."))
+    if found not in SCALE_BLOCKS:
+        raise typer.BadParameter(f"a scale is for {known} columns, not {text}.")
     return found
 
 

@@ -10,6 +10,7 @@ import typer
 
 from kbitq.cli.options import arguments, budget, coding, hub, parsing, rules, selection
 from kbitq.cli.options.output import Force, MaxShardSize, Output
+from kbitq.format import DEFAULT_CODEC, with_scale_block
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import Plan, QuantizeOptions
@@ -35,6 +36,8 @@ class Request:
     output: Output = None
     scale: coding.Scale = "mse"
     codebook: coding.Codebook = "optimal"
+    codec: coding.Codec = DEFAULT_CODEC
+    scale_block: coding.ScaleBlock = "32"  # type: ignore[assignment]  # parsed by the option
     importance: coding.Importance = None
     device: coding.Devices = "auto"
     max_memory: coding.MaxMemory = None
@@ -73,8 +76,14 @@ def options_of(request: Request, context: typer.Context) -> QuantizeOptions:
         raise typer.BadParameter("Missing option '--k' (or --bpw, --size, --rule or --recipe).")
     _check_importance(recipe.importance, given["importance"])
     plain: dict[str, Any] = {key: given[key] for key in _AS_IT_IS}
+    plain["codec"] = codec_of(given["codec"], given["scale_block"])
     lists: dict[str, Any] = {key: tuple(given[key] or ()) for key in _LISTS}
     return QuantizeOptions(**plain, **lists, rules=chosen, budget=_budget(given))
+
+
+def codec_of(codec: str, scale_block: int) -> str:
+    """The codec that two options name."""
+    return codec if codec == "auto" else with_scale_block(codec, scale_block)
 
 
 def _with_recipe(request: Request, recipe: Recipe, context: typer.Context) -> dict[str, Any]:

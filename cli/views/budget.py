@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kbitq.cli.views.tables import Length, Table
 from kbitq.cli.views.text import decibel_text, size_text
+from kbitq.codecs.base import coding_text
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import Choice
@@ -23,9 +24,9 @@ def facts_of(choice: Choice) -> list[tuple[str, str]]:
     gap = choice.error / choice.bound - 1 if choice.bound > 0 else 0.0
     smallest = "the smallest error that is possible"
     proof = smallest if gap < 5e-6 else f"at most {100 * gap:.2g} % above {smallest}"
-    if choice.uniform_k is not None and choice.uniform_error:
+    if choice.uniform is not None and choice.uniform_error:
         saved = 100 * (1 - choice.error / choice.uniform_error)
-        proof += f"; {saved:.0f} % less than K={choice.uniform_k} for all"
+        proof += f"; {saved:.0f} % less than {coding_text(*choice.uniform)} for all"
     return [*lines, ("choice", proof)]
 
 

@@ -1,4 +1,4 @@
-"""``choose``: measures every tensor at every K and spends a budget on them."""
+"""``choose``: measures every tensor in every codec and K that may be chosen, and spends a budget on them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kbitq.choose import knapsack as allocator
 from kbitq.choose.knapsack import Allocation, Budget
 from kbitq.choose.selection import REGEX_PREFIX, Rule, shrinks
 from kbitq.choose.tensor_names import merged_experts, tie_of
-from kbitq.codecs.base import coded_nbytes, constant_nbytes
+from kbitq.codecs.base import Coding, bits_per_weight, coded_nbytes, constant_nbytes, get_codec
 from kbitq.errors import BudgetError, SelectionError
-from kbitq.format import K_MAX, K_MIN, element_count
+from kbitq.format import element_count
 from kbitq.quantized import sqnr_db
 
-KS = tuple(range(K_MIN, K_MAX + 1))
 _FITTINGS = 8  # attempts to hit a file size: the header's length depends on the choice, by a few bytes
 _CURVE_POINTS = 24
+_SOME_SHAPE = (1, 4096)  # of whole blocks, to order codings by their bits a weight
 
 
 def choose(plan: Plan, progress: Callable[[Progress], None] | None = None) -> Plan:
-    """Measure the tensors of a plan and give each its K, so that the least error fits the plan's budget.
+    """Measure the tensors of a plan and give each its K (and codec), so that the least error fits the plan's budget.
 
     A plan without a budget comes back as it is. The result does not depend on the device or on the memory allowed.
 
@@ -70,8 +70,8 @@ def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> tuple[
     with TileReader(plan.checkpoint, tile_bytes(plan.options.max_memory)) as reader:
         codec = TileCodec(reader, resolve_device(plan.options.device))
         for tensor in chosen:
-            ks = (tensor.k,) if tensor.pinned and tensor.k is not None else KS
-            result = measure(plan, codec, tensor, ks)
+            pinned = tensor.pinned and tensor.k is not None
+            result = measure(plan, codec, tensor, [_coding(tensor)] if pinned else codings_of(plan))
             if isinstance(result, str):
                 keep[tensor.name] = result
             else:
@@ -83,19 +83,32 @@ def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> tuple[
     return found, plan
 
 
+def codings_of(plan: Plan) -> tuple[Coding, ...]:
+    """What a budget chooses from, the smallest first: every K of each codec of the plan's options."""
+    codings = [(codec, k) for codec in plan.options.codecs for k in get_codec(codec).ks]
+    bits = {coding: bits_per_weight(coding[0], "", _SOME_SHAPE, coding[1]) for coding in codings}
+    return tuple(sorted(codings, key=lambda coding: bits[coding]))
+
+
+def _coding(tensor: TensorPlan) -> Coding:
+    return tensor.codec, tensor.k or 0
+
+
 class _Spending:
-    """One budget on one plan: the tables of sizes and errors by group and K, and what is chosen from them."""
+    """One budget on one plan: the tables of sizes and errors by group and coding, and what is chosen from them."""
 
     def __init__(self, plan: Plan, budget: Budget, measured: Mapping[str, Measured]) -> None:
         self.plan, self.budget, self.measured = plan, budget, measured
+        self.codings = codings_of(plan)
         self.tensors = [t for t in plan.tensors if t.quantized]
         self.experts = Counter(merged_experts(t.name) for t in self.tensors)
         free = [t for t in self.tensors if not t.pinned]
         self.groups = tied(free, budget.ties)
         members = list(self.groups.values())
-        self.sizes = np.array([[sum(self._size(t, k) for t in g) for k in KS] for g in members], np.int64)
-        self.errors = np.array([[sum(self._error(t, k) for t in g) for k in KS] for g in members])
-        self.sizes, self.errors = self.sizes.reshape(-1, len(KS)), self.errors.reshape(-1, len(KS))
+        count = len(self.codings)
+        self.sizes = np.array([[sum(self._size(t, c) for t in g) for c in self.codings] for g in members], np.int64)
+        self.errors = np.array([[sum(self._error(t, c) for t in g) for c in self.codings] for g in members])
+        self.sizes, self.errors = self.sizes.reshape(-1, count), self.errors.reshape(-1, count)
         self.pinned = [t for t in self.tensors if t.pinned]
 
     def result(self) -> Plan:
@@ -103,7 +116,7 @@ class _Spending:
         limit = self._limit()
         for _ in range(_FITTINGS):
             allocation = self._allocate(limit)
-            chosen = self.plan.with_ks(self._ks(allocation))
+            chosen = self.plan.with_codings(self._chosen(allocation))
             over = sum(s.nbytes for s in chosen.shards) - self.budget.size if self.budget.size is not None else 0
             if over <= 0:
                 return self._described(chosen, allocation)
@@ -114,7 +127,7 @@ class _Spending:
         try:
             return allocator.allocate(self.sizes, self.errors, limit)
         except BudgetError as error:
-            least = self.plan.with_ks(self._smallest())
+            least = self.plan.with_codings(self._smallest())
             raise BudgetError(
                 f"{self._wanted()} cannot be reached: at the smallest K the quantized tensors take "
                 f"{_bits(least.tensors):.4g} bits per weight, the weight files {sum(s.nbytes for s in least.shards):,} "
@@ -130,41 +143,42 @@ class _Spending:
         """Bytes for the tensors whose K is free."""
         if self.budget.bpw is not None:
             weights = sum(element_count(t.shape) for t in self.tensors)
-            return int(self.budget.bpw * weights / 8) - sum(self._size(t, t.k or 0) for t in self.pinned)
+            return int(self.budget.bpw * weights / 8) - sum(self._size(t, _coding(t)) for t in self.pinned)
         assert self.budget.size is not None
-        smallest = self.plan.with_ks(self._smallest())
-        mine = sum(self._size(t, t.k or 0) for t in smallest.tensors if t.quantized and not t.pinned)
+        smallest = self.plan.with_codings(self._smallest())
+        mine = sum(self._size(t, _coding(t)) for t in smallest.tensors if t.quantized and not t.pinned)
         return self.budget.size - sum(s.nbytes for s in smallest.shards) + mine
 
-    def _smallest(self) -> dict[str, int]:
-        return {t.name: K_MIN for t in self.tensors if not t.pinned}
+    def _smallest(self) -> dict[str, Coding]:
+        return {t.name: self.codings[0] for t in self.tensors if not t.pinned}
 
-    def _size(self, tensor: TensorPlan, k: int) -> int:
+    def _size(self, tensor: TensorPlan, coding: Coding) -> int:
         """Bytes that count: with the codebook where the file's size is what matters."""
-        books = constant_nbytes(tensor.codec, k) if self.budget.size is not None else 0
-        return coded_nbytes(tensor.codec, tensor.name, tensor.shape, k) + books
+        books = constant_nbytes(*coding) if self.budget.size is not None else 0
+        return coded_nbytes(coding[0], tensor.name, tensor.shape, coding[1]) + books
 
-    def _error(self, tensor: TensorPlan, k: int) -> float:
-        """The error that counts; infinite for a K at which the tensor would not shrink."""
-        if k != K_MIN and not shrinks(tensor.name, tensor.shape, tensor.dtype, k, tensor.codec):
+    def _error(self, tensor: TensorPlan, coding: Coding) -> float:
+        """The error that counts; infinite where the tensor would not shrink."""
+        codec, k = coding
+        if coding != self.codings[0] and not shrinks(tensor.name, tensor.shape, tensor.dtype, k, codec):
             return np.inf
         found = self.measured[tensor.name]
-        error = found.weighted[k] if self.budget.error == "importance" else found.noise[k]
+        error = found.weighted[coding] if self.budget.error == "importance" else found.noise[coding]
         if self.budget.error == "relative":
             # The experts of a layer count together as much as one tensor, stored in one piece or one by one.
             error /= found.signal * self.experts[merged_experts(tensor.name)] if found.signal > 0 else 1.0
         return error * next((f for p, f in self.budget.factors if Rule(p).matches(tensor.name)), 1.0)
 
-    def _ks(self, allocation: Allocation) -> dict[str, int]:
+    def _chosen(self, allocation: Allocation) -> dict[str, Coding]:
         chosen = zip(self.groups.values(), allocation.choice, strict=True)
-        return {t.name: KS[int(option)] for group, option in chosen for t in group}
+        return {t.name: self.codings[int(option)] for group, option in chosen for t in group}
 
     def _described(self, chosen: Plan, allocation: Allocation) -> Plan:
         """The chosen plan, with what can be said of it. Errors are those of the tensors whose K was free."""
         now = [t for t in chosen.tensors if t.quantized]
-        noise = sum(self.measured[t.name].noise[t.k] for t in now if t.k is not None)
+        noise = sum(self.measured[t.name].noise[_coding(t)] for t in now)
         weights = sum(element_count(t.shape) for t in now)
-        fixed = sum(self._size(t, t.k or 0) for t in self.pinned)
+        fixed = sum(self._size(t, _coding(t)) for t in self.pinned)
         points = allocator.curve(self.sizes, self.errors)
         step = max(1, len(points) // _CURVE_POINTS)
         curve = [(8 * (size + fixed) / weights, error) for size, error in [*points[:-1:step], points[-1]]]
@@ -175,12 +189,12 @@ class _Spending:
             sqnr_db(sum(self.measured[t.name].signal for t in now), noise),
             allocation.error,
             allocation.bound,
-            None if allocation.uniform is None else KS[allocation.uniform],
+            None if allocation.uniform is None else self.codings[allocation.uniform],
             None if allocation.uniform is None else allocation.uniform_error,
             curve,
             {key: [t.name for t in group] for key, group in self.groups.items() if len(group) > 1},
         )
-        return chosen.with_ks({}, choice)
+        return chosen.with_codings({}, choice)
 
 
 def _bits(tensors: Iterable[TensorPlan]) -> float:

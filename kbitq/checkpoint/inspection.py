@@ -22,11 +22,10 @@ from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source, measure_tensor
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, open_quantized, read_constants
-from kbitq.choose.selection import Selection
-from kbitq.codecs import codebooks
-from kbitq.codecs.base import coded_nbytes, constant_nbytes
+from kbitq.choose.selection import Selection, check_k
+from kbitq.codecs.base import coded_nbytes, constant_nbytes, get_codec
 from kbitq.errors import CheckpointError
-from kbitq.format import DEFAULT_CODEC, K_MIN, element_count, stored_dtype
+from kbitq.format import DEFAULT_CODEC, element_count, stored_dtype
 from kbitq.quantized import sqnr_db
 
 
@@ -53,6 +52,7 @@ def inspect(
     ks: Sequence[int] = (2, 3, 4, 5),
     sample: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    codec: str = DEFAULT_CODEC,
 ) -> InspectReport:
     """Look into a checkpoint.
 
@@ -63,6 +63,7 @@ def inspect(
         ks: the K to try on an unquantized checkpoint.
         sample: try them on evenly spaced blocks of each tensor only.
         progress: called after each tile.
+        codec: the codec to try them with, as in ``kbitq.quantize``; ``trellis/128`` has scales for 128 columns.
 
     Raises:
         CheckpointError: a path cannot be used, or ``against`` is not the source; FormatError.
@@ -77,7 +78,7 @@ def inspect(
             remedy="against",
         )
     prepare_source(checkpoint)
-    return _inspect_source(checkpoint, tuple(ks), sample, progress)
+    return _inspect_source(checkpoint, _Trial(codec, tuple(ks), sample), progress)
 
 
 def _inspect_quantized(
@@ -119,15 +120,38 @@ def _measure(
     return sqnr_db(signal, noise)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """What is tried on the tensors of an ordinary checkpoint."""
+
+    codec: str
+    ks: tuple[int, ...]
+    sample: bool
+
+    @property
+    def cut(self) -> int:
+        return get_codec(self.codec).cut
+
+    def requests(self, amax: float) -> dict[int, Request]:
+        """How a tensor of this largest magnitude is quantized at each K."""
+        levels = {k: get_codec(self.codec).levels("optimal", k)[0] for k in self.ks}
+        on_cpu = {k: None if found is None else torch.from_numpy(found.copy()) for k, found in levels.items()}
+        return {k: Request(self.codec, k, on_cpu[k], amax, "mse") for k in self.ks}
+
+
 def _inspect_source(
-    checkpoint: Checkpoint, ks: tuple[int, ...], sample: bool, progress: Callable[[Progress], None] | None
+    checkpoint: Checkpoint, trial: _Trial, progress: Callable[[Progress], None] | None
 ) -> InspectReport:
+    least = min(trial.ks, default=get_codec(trial.codec).ks[0])
+    for k in trial.ks:
+        check_k(k, (trial.codec,))
     chosen = {}
     for tensor in checkpoint.tensors.values():
         # The smallest K quantizes most: what would not shrink at a larger one is judged by its size there.
-        chosen[tensor.name] = Selection(min(ks, default=K_MIN)).verdict(tensor.name, tensor.shape, tensor.dtype)
+        selection = Selection(least, codec=trial.codec)
+        chosen[tensor.name] = selection.verdict(tensor.name, tensor.shape, tensor.dtype)
     meter = ProgressMeter(progress, sum(t.nbytes for t in checkpoint.tensors.values() if chosen[t.name].quantize))
-    error_sums: dict[int, list[ErrorSums]] = {k: [] for k in ks}
+    error_sums: dict[int, list[ErrorSums]] = {k: [] for k in trial.ks}
     rows = []
     with TileReader(checkpoint) as reader:
         for tensor in checkpoint.tensors.values():
@@ -135,37 +159,37 @@ def _inspect_source(
             row["would"] = None
             if chosen[tensor.name].quantize:
                 row["verdict"] = "quantized"
-                row["would"] = _try(TileCodec(reader), tensor, ks, sample, error_sums)
+                row["would"] = _try(TileCodec(reader), tensor, trial, error_sums)
                 if row["would"] is None:
                     row["verdict"], row["reason"] = "kept", "values are not finite"
                 meter.add(tensor.nbytes, tensor.name)
             rows.append(row)
-    return InspectReport(_source_totals(checkpoint, rows, ks, error_sums), rows, False, list(checkpoint.notes))
+    return InspectReport(_source_totals(checkpoint, rows, trial, error_sums), rows, False, list(checkpoint.notes))
 
 
 def _try(
-    codec: TileCodec, tensor: SourceTensor, ks: tuple[int, ...], sample: bool, error_sums: dict[int, list[ErrorSums]]
+    codec: TileCodec, tensor: SourceTensor, trial: _Trial, error_sums: dict[int, list[ErrorSums]]
 ) -> dict[int, dict[str, Any]] | None:
     """What each K gives for one tensor; the error sums of each K are added to ``error_sums``."""
-    tiles = list(sampled(codec.reader, tensor)) if sample else None
+    tiles = list(sampled(codec.reader, tensor, trial.cut)) if trial.sample else None
     amax, finite = _largest(codec, tensor, tiles)
     if not finite:
         return None
     would: dict[int, dict[str, Any]] = {}
-    mine = {k: ErrorSums() for k in ks}
-    requests = {k: Request(DEFAULT_CODEC, k, torch.from_numpy(codebooks.optimal(k).copy()), amax, "mse") for k in ks}
-    for span, w in tiles if tiles is not None else _tiles(codec.reader, tensor):
-        for k in ks:
-            mine[k].add(span, codec.quantize_span(span, w, requests[k]).errors)
-    for k in ks:
-        size = coded_nbytes(DEFAULT_CODEC, tensor.name, tensor.shape, k) + constant_nbytes(DEFAULT_CODEC, k)
+    mine = {k: ErrorSums() for k in trial.ks}
+    requests = trial.requests(amax)
+    for span, w in tiles if tiles is not None else _tiles(codec.reader, tensor, trial.cut):
+        for k, request in requests.items():
+            mine[k].add(span, codec.quantize_span(span, w, request).errors)
+    for k in trial.ks:
+        size = coded_nbytes(trial.codec, tensor.name, tensor.shape, k) + constant_nbytes(trial.codec, k)
         would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}
         error_sums[k].append(_scaled_up(mine[k], tensor, tiles))
     return would
 
 
-def _tiles(reader: TileReader, tensor: SourceTensor) -> Iterator[tuple[Span, torch.Tensor]]:
-    for span in reader.spans(tensor):
+def _tiles(reader: TileReader, tensor: SourceTensor, cut: int) -> Iterator[tuple[Span, torch.Tensor]]:
+    for span in reader.spans(tensor, cut=cut):
         yield span, reader.read(tensor, span)
 
 
@@ -187,14 +211,14 @@ def _scaled_up(found: ErrorSums, tensor: SourceTensor, tiles: list[tuple[Span, t
 
 
 def _source_totals(
-    checkpoint: Checkpoint, rows: list[LedgerRow], ks: tuple[int, ...], error_sums: dict[int, list[ErrorSums]]
+    checkpoint: Checkpoint, rows: list[LedgerRow], trial: _Trial, error_sums: dict[int, list[ErrorSums]]
 ) -> dict[str, Any]:
     chosen = [(r, tried) for r in rows if (tried := r["would"])]
     weights = sum(element_count(r["shape"]) for r, _ in chosen)
     untouched = checkpoint.nbytes - sum(r["bytes"] for r, _ in chosen)
     would = {}
-    for k in ks:
-        stored = sum(coded_nbytes(DEFAULT_CODEC, r["name"], r["shape"], k) for r, _ in chosen)
+    for k in trial.ks:
+        stored = sum(coded_nbytes(trial.codec, r["name"], r["shape"], k) for r, _ in chosen)
         would[k] = {
             "bytes": untouched + sum(tried[k]["bytes"] for _, tried in chosen),
             "bits_per_weight": 8 * stored / weights if weights else 0.0,
@@ -205,4 +229,5 @@ def _source_totals(
         "tensors": len(rows), "quantized": len(chosen), "kept": len(rows) - len(chosen), "parameters": parameters,
         "quantized_parameters": weights, "coverage": weights / parameters if parameters else 0.0,
         "bytes": checkpoint.nbytes, "would": would,
+        **({"codec": trial.codec} if trial.codec != DEFAULT_CODEC else {}),
     }  # fmt: skip

@@ -1,11 +1,12 @@
 """Recipes: rules for K, scale, codebook and what is kept, on the command line and in TOML files.
 
-k = 3                       # for tensors that no rule gives a K; likewise scale, codebook, include, exclude, only,
-codebook = "optimal"        # keep_embeddings and max_shard_size, all optional
+k = 3                       # for tensors that no rule gives a K; likewise scale, codebook, codec, include, exclude,
+codebook = "optimal"        # only, keep_embeddings and max_shard_size, all optional
 
 [[rule]]                    # the first rule that matches a tensor wins
 match = "*.down_proj.weight"
 k = 4
+codec = "trellis/128"
 codebook = "fit"
 
 [[rule]]
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kbitq.choose.selection import REGEX_PREFIX, TensorRule
+from kbitq.codecs.base import codec_names
 from kbitq.errors import SelectionError
 
 if sys.version_info >= (3, 11):
@@ -32,11 +34,11 @@ else:
     import tomli as tomllib
 
 _OPTIONS: dict[str, type] = {
-    "k": int, "scale": str, "codebook": str, "include": list, "exclude": list, "only": list,
+    "k": int, "scale": str, "codebook": str, "codec": str, "include": list, "exclude": list, "only": list,
     "keep_embeddings": bool, "max_shard_size": int, "on_nonfinite": str, "importance": str,
 }  # fmt: skip
-_RULE: dict[str, type] = {"match": str, "keep": bool, "k": int, "scale": str, "codebook": str}
-_RULE_HINT = "write PATTERN=k4, PATTERN=keep, or PATTERN=k4,scale=absmax,codebook=fit"
+_RULE: dict[str, type] = {"match": str, "keep": bool, "k": int, "scale": str, "codebook": str, "codec": str}
+_RULE_HINT = "write PATTERN=k4, PATTERN=keep, PATTERN=trellis:k2/128, or PATTERN=k4,scale=absmax,codebook=fit"
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,13 @@ def parse_rule(text: str) -> TensorRule:
     # A pattern may hold '=' and ',' itself: what follows the first '=' after which everything is a setting is the rule.
     for match in re.finditer("=", text):
         words = text[match.end() :].split(",")
-        if all(_setting(word) for word in words):
+        if all(_settings(word) for word in words):
             pattern = text[: match.start()]
             break
-    if not equals or not pattern or not all(_setting(word) for word in words):
+    if not equals or not pattern or not all(_settings(word) for word in words):
         raise SelectionError(f"rule '{text}' is not understood", hint=_RULE_HINT)
     chosen: dict[str, Any] = {}
-    for key, value in filter(None, map(_setting, words)):
+    for key, value in (setting for word in words for setting in _settings(word)):
         if key in chosen:
             raise SelectionError(f"rule '{text}' sets {key} twice", hint=_RULE_HINT)
         chosen[key] = value
@@ -71,20 +73,31 @@ def parse_rule(text: str) -> TensorRule:
 def rule_text(rule: TensorRule) -> str:
     """A rule as ``parse_rule`` reads it."""
     words = ["keep"] if rule.keep else []
-    words += [f"k{rule.k}"] if rule.k is not None else []
+    name, _, scale_block = (rule.codec or "").partition("/")
+    coded = ":".join(filter(None, (name, f"k{rule.k}" if rule.k is not None else "")))
+    words += [coded + (f"/{scale_block}" if scale_block else "")] if coded else []
     words += [f"{key}={getattr(rule, key)}" for key in ("scale", "codebook") if getattr(rule, key) is not None]
     return f"{rule.pattern}={','.join(words)}"
 
 
-def _setting(word: str) -> tuple[str, Any] | None:
-    """What one word of a rule sets."""
+def _settings(word: str) -> list[tuple[str, Any]]:
+    """What one word of a rule sets; nothing if it is not understood.
+
+    ``k4``, ``trellis:k4`` (K and codec), ``trellis:k4/128`` (with the columns that share a scale) and ``trellis/128``.
+    """
     word = word.strip()
     if word == "keep":
-        return "keep", True
-    if re.fullmatch(r"k\d+", word):
-        return "k", int(word[1:])
+        return [("keep", True)]
     key, _, value = word.partition("=")
-    return (key, value) if key in ("scale", "codebook") and value else None
+    if key in ("scale", "codebook") and value:
+        return [(key, value)]
+    found = re.fullmatch(r"(?:([a-z][a-z0-9_]*)(?::(?=k)|(?=/|$)))?(?:k(\d+))?(?:/(\d+))?", word)
+    if found is None or not word or (found[1] is None and found[3] is not None):
+        return []
+    if found[1] is not None and found[1] not in {name.partition("/")[0] for name in codec_names()}:
+        return []
+    coding = [("codec", found[1] + (f"/{found[3]}" if found[3] else ""))] if found[1] else []
+    return [*coding, *([("k", int(found[2]))] if found[2] else [])]
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -131,7 +144,7 @@ def recipe_text(options: Mapping[str, Any], rules: Iterable[TensorRule]) -> str:
     for rule in rules:
         lines += ["", "[[rule]]", f"match = {_toml(rule.pattern)}"]
         lines += ["keep = true"] if rule.keep else []
-        for key in ("k", "scale", "codebook"):
+        for key in ("k", "codec", "scale", "codebook"):
             if (value := getattr(rule, key)) is not None:
                 lines.append(f"{key} = {_toml(value)}")
     return "\n".join(lines) + "\n"

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from kbitq.codecs.base import coded_nbytes, constant_nbytes
+from kbitq.codecs.base import codec_names, coded_nbytes, constant_nbytes, get_codec
 from kbitq.errors import SelectionError
 from kbitq.format import (
     DEFAULT_CODEC,
-    K_MAX,
-    K_MIN,
     SCALE_RULES,
     element_count,
     is_fused_experts,
@@ -29,13 +27,15 @@ REGEX_PREFIX = "re:"
 class Verdict:
     """What happens to one tensor. ``k`` is None for a kept one; ``reason`` is short, as in ``kept: norm``.
 
-    ``rule`` is the rule that matched, if one did: what it sets goes before the options of the run.
+    ``rule`` is the rule that matched, if one did: what it sets goes before the options of the run. ``codec`` is that of
+    the rule or of the run.
     """
 
     quantize: bool
     reason: str
     k: int | None = None
     rule: TensorRule | None = None
+    codec: str = DEFAULT_CODEC
 
     @property
     def word(self) -> str:
@@ -63,21 +63,35 @@ class TensorRule(Rule):
     """What to do with the tensors that a pattern matches. What is None is left to the options of the run.
 
     ``keep`` leaves them as they are; a ``k`` quantizes them whatever the default selection says. Without either, the
-    rule only says how: ``scale`` and ``codebook`` as in ``kbitq.quantize``.
+    rule only says how: ``scale``, ``codebook`` and ``codec`` as in ``kbitq.quantize`` (``trellis/128`` for a trellis
+    whose scales are for 128 columns).
     """
 
     keep: bool = False
     k: int | None = None
     scale: str | None = None
     codebook: str | None = None
+    codec: str | None = None
 
     def __post_init__(self) -> None:
-        if self.k is not None and not K_MIN <= self.k <= K_MAX:
-            raise SelectionError(f"rule '{self.pattern}': K = {self.k} is outside {K_MIN}..{K_MAX}")
+        if self.codec is not None and self.codec not in codec_names():
+            known = ", ".join(codec_names())
+            raise SelectionError(f"rule '{self.pattern}': codec must be one of {known}, not {self.codec!r}")
+        if self.k is not None:
+            check_k(self.k, codec_names() if self.codec is None else (self.codec,), f"rule '{self.pattern}': ")
         if self.scale is not None and self.scale not in SCALE_RULES:
             raise SelectionError(f"rule '{self.pattern}': scale must be {' or '.join(SCALE_RULES)}, not {self.scale!r}")
-        if self.keep and (self.k, self.scale, self.codebook) != (None, None, None):
-            raise SelectionError(f"rule '{self.pattern}': a tensor that is kept takes no K, scale or codebook")
+        if self.keep and (self.k, self.scale, self.codebook, self.codec) != (None, None, None, None):
+            raise SelectionError(f"rule '{self.pattern}': a tensor that is kept takes no K, scale, codebook or codec")
+
+
+def check_k(k: int, codecs: Sequence[str], where: str = "") -> None:
+    """Raise SelectionError, which begins with ``where``, for a K that none of the codecs has."""
+    found = [get_codec(name).ks for name in codecs]
+    if not any(k in ks for ks in found):
+        least, most = min(min(ks) for ks in found), max(max(ks) for ks in found)
+        of = f" of the codec {codecs[0]}" if len(codecs) == 1 and codecs[0] != DEFAULT_CODEC else ""
+        raise SelectionError(f"{where}K = {k} is outside {least}..{most}{of}")
 
 
 @lru_cache(maxsize=1024)
@@ -106,8 +120,7 @@ class Selection:
     codec: str = DEFAULT_CODEC
 
     def __post_init__(self) -> None:
-        if not K_MIN <= self.k <= K_MAX:
-            raise SelectionError(f"K = {self.k} is outside {K_MIN}..{K_MAX}")
+        check_k(self.k, (self.codec,))
 
     def check_patterns(self, names: Iterable[str]) -> None:
         """Raise SelectionError for a pattern that matches none of ``names``."""
@@ -147,9 +160,11 @@ class Selection:
         else:
             reason = "fused experts" if is_fused_experts(name, shape) else "matrix"
         k = self.k if rule is None or rule.k is None else rule.k
-        if not shrinks(name, shape, dtype, k, self.codec):
+        codec = self.codec if rule is None or rule.codec is None else rule.codec
+        check_k(k, (codec,), f"{name}: ")
+        if not shrinks(name, shape, dtype, k, codec):
             return Verdict(False, "would not shrink")
-        return Verdict(True, reason, k, rule)
+        return Verdict(True, reason, k, rule, codec)
 
     def _kept_by_default(self, name: str, shape: Sequence[int]) -> str | None:
         for reason, belongs in _ROLES:

@@ -31,6 +31,10 @@ BUILTIN = {DEFAULT_CODEC: "planes", "trellis": "trellis", "trellis/128": "trelli
 """The codecs that come with kbitq, and the modules of this package whose ``CODECS`` have them."""
 
 
+Coding = tuple[str, int]
+"""A codec and a K."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One of the tensors that stand for a quantized one.
@@ -218,6 +222,11 @@ def get_codec(name: str) -> Codec:
 def codec_names() -> tuple[str, ...]:
     """The codecs there are."""
     return (*BUILTIN, *(name for name in _codecs if name not in BUILTIN))
+
+
+def coding_text(codec: str, k: int) -> str:
+    """How messages and reports name a codec and K: ``K=3``, ``trellis K=3``, ``trellis/128 K=3``."""
+    return f"K={k}" if codec == DEFAULT_CODEC else f"{codec} K={k}"
 
 
 def part_name(tensor: str, part: Part | str) -> str:

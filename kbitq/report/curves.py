@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from kbitq.checkpoint.plan.totals import codec_of
-from kbitq.codecs.base import coded_nbytes
-from kbitq.format import element_count
+from kbitq.codecs.base import coded_nbytes, coding_text
+from kbitq.format import DEFAULT_CODEC, element_count
 from kbitq.report.charts import COLOURS, Row, Spec, chart, overall, tips
 from kbitq.report.known import DB_PER_BIT, OTHERS
 from kbitq.report.side import Side
@@ -130,20 +129,22 @@ def budget(side: Side) -> Spec | None:
         line = [(float(p["bits_per_weight"]), float(p["error"])) for p in points]
         chosen = float(found["bits_per_weight"]), float(found["error"])
         uniform = found.get("uniform_k"), found.get("uniform_error")
+        codec = str(found.get("uniform_codec", DEFAULT_CODEC))
     except (KeyError, TypeError, ValueError):
         return None
     worst = line[0][1]
     values = [row for bits, error in line if (row := _saving(bits, error, worst, "best at this size"))]
     marks = [_saving(*chosen, worst, "chosen")]
     if isinstance(uniform[0], int) and isinstance(uniform[1], float):
-        marks.append(_saving(_bits_at(side, uniform[0]), uniform[1], worst, f"K={uniform[0]} for all"))
+        bits, what = _bits_at(side, codec, uniform[0]), f"{coding_text(codec, uniform[0])} for all"
+        marks.append(_saving(bits, uniform[1], worst, what))
     return _budget_chart(values, [mark for mark in marks if mark])
 
 
-def _bits_at(side: Side, k: int) -> float:
-    """Bits per weight of the same tensors with one K for all."""
+def _bits_at(side: Side, codec: str, k: int) -> float:
+    """Bits per weight of the same tensors with one codec and K for all."""
     weights = sum(element_count(row["shape"]) for row in side.rows)
-    return 8 * sum(coded_nbytes(codec_of(row), row["name"], row["shape"], k) for row in side.rows) / weights
+    return 8 * sum(coded_nbytes(codec, row["name"], row["shape"], k) for row in side.rows) / weights
 
 
 def _saving(bits: float, error: float, worst: float, what: str) -> Row | None:

@@ -20,7 +20,7 @@ from kbitq.choose.knapsack import Budget
 from kbitq.choose.recipe import recipe_text, rule_text
 from kbitq.choose.selection import TensorRule
 from kbitq.codecs import codebooks
-from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION
+from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, coding_json
 
 _FEW_RULES = 3  # rules that read well on a command line; more of them go into a recipe
 
@@ -42,7 +42,7 @@ def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[LedgerRow]) 
             "include": list(options.include), "exclude": list(options.exclude), "only": list(options.only),
             "keep_embeddings": options.keep_embeddings, "on_nonfinite": options.on_nonfinite,
             "rule": [rule_text(rule) for rule in _portable(options.rules)],
-            **({"codec": options.codec} if options.codec != DEFAULT_CODEC else {}),
+            **coding_json(options.codec),
             **({"max_shard_size": options.max_shard_size} if options.max_shard_size != DEFAULT_SHARD_BYTES else {}),
         },
         **({"recipe": RECIPE_FILE} if len(options.rules) > _FEW_RULES else {}),
@@ -64,6 +64,7 @@ def recipe_of(plan: Plan) -> str | None:
     names = ("k", "scale", "include", "exclude", "only", "keep_embeddings", "max_shard_size", "on_nonfinite")
     given = {name: getattr(options, name) for name in names}
     given["codebook"] = _portable_name(options.codebook)
+    given["codec"] = options.codec if options.codec != DEFAULT_CODEC else None
     if plan.importance is not None:
         given["importance"] = plan.importance.sha256
     return recipe_text(given, _portable(options.rules))

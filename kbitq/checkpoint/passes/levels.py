@@ -40,7 +40,7 @@ class LevelSource:
         """The normalised levels of a tensor to be quantized, float32; None where its codec has none."""
         assert tensor.k is not None
         if tensor.codebook not in FITTED:
-            given = self._plan.levels[tensor.codebook, tensor.k][0]
+            given = self._plan.levels[tensor.codebook, tensor.k, tensor.codec][0]
             return None if given is None else torch.from_numpy(given.copy())
         if tensor.codebook == "fit":
             if self._last[0] != tensor.name:

@@ -15,7 +15,7 @@ from kbitq.checkpoint.passes.journal import Journal
 from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
-from kbitq.codecs.base import get_codec
+from kbitq.codecs.base import coding_text, get_codec
 from kbitq.errors import CheckpointError
 from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
 
@@ -67,15 +67,21 @@ def run_key(plan: Plan) -> dict[str, Any]:
     options["importance"] = plan.importance.sha256 if plan.importance is not None else None
     given = {key: levels for key, (levels, _) in plan.levels.items() if levels is not None}
     digests = {key: hashlib.sha256(levels.tobytes()).hexdigest() for key, levels in given.items()}
-    for (_, k), digest in sorted(digests.items()):
-        options[f"codebook of K={k}"] = digest[:16]
+    for (_, k, codec), digest in sorted(digests.items()):
+        options[f"codebook of {coding_text(codec, k)}"] = digest[:16]
     # Rules and a budget come down to this; the K of a budget are found again, since measuring is deterministic.
     chosen = [
-        (t.name, t.k, t.scale, t.k and (plan.codebook_name(t), digests.get((t.codebook, t.k)))) for t in plan.tensors
+        (t.name, t.k, t.scale, t.k and (plan.codebook_name(t), digests.get((t.codebook, t.k, t.codec))), *_codec_of(t))
+        for t in plan.tensors
     ]
     options["choice of K, scale and codebook"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
     source: Mapping[str, Any] = {n: [f.size, f.token] for n, f in plan.checkpoint.fingerprints.items()}
     return {"format_version": FORMAT_VERSION, "options": options, "source": dict(source), "name": plan.out.name}
+
+
+def _codec_of(tensor: TensorPlan) -> tuple[str, ...]:
+    """Nothing for the default codec, as in the journals of versions that had no other."""
+    return () if tensor.k is None or tensor.codec == DEFAULT_CODEC else (tensor.codec,)
 
 
 def _check_key(state: RunState, key: Mapping[str, Any], folder: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kbitq.choose.knapsack import Budget
+from kbitq.codecs.base import Coding
+from kbitq.format import DEFAULT_CODEC
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Choice:
         weight_bytes: of all weight files of the output.
         sqnr_db: expected over all quantized tensors, from the measurement.
         error: the weighted error of the choice; ``bound``: no choice within the budget has less.
-        uniform_k: the K that, given to every tensor, has the least error within the budget; None if none fits.
+        uniform: the codec and K that, given to every tensor, have the least error within the budget; None if none fit.
         uniform_error: its error.
         curve: (bits per weight, error) of the best choices from the smallest to the largest.
         groups: tensors that were tied to one K, by their key, where there is more than one.
@@ -29,7 +31,7 @@ class Choice:
     sqnr_db: float | None
     error: float
     bound: float
-    uniform_k: int | None
+    uniform: Coding | None
     uniform_error: float | None
     curve: list[tuple[float, float]]
     groups: dict[str, list[str]]
@@ -39,7 +41,8 @@ class Choice:
         return {
             **wanted, "weights": self.budget.error, "bits_per_weight": self.bits_per_weight,
             "weight_bytes": self.weight_bytes, "sqnr_db": self.sqnr_db, "error": self.error, "bound": self.bound,
-            "uniform_k": self.uniform_k, "uniform_error": self.uniform_error,
+            "uniform_k": None if self.uniform is None else self.uniform[1], "uniform_error": self.uniform_error,
+            **({} if self.uniform is None or self.uniform[0] == DEFAULT_CODEC else {"uniform_codec": self.uniform[0]}),
             "curve": [{"bits_per_weight": bits, "error": error} for bits, error in self.curve],
             "tied": self.groups,
         }  # fmt: skip

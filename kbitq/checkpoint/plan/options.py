@@ -8,11 +8,13 @@ from pathlib import Path
 
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES
 from kbitq.choose.knapsack import Budget
-from kbitq.choose.selection import Selection, TensorRule
+from kbitq.choose.selection import Selection, TensorRule, check_k
 from kbitq.codecs.base import get_codec
 from kbitq.errors import SelectionError
-from kbitq.format import DEFAULT_CODEC, K_MIN, SCALE_RULES
+from kbitq.format import DEFAULT_CODEC, SCALE_RULES
 
+AUTO = "auto"  # as a codec
+AUTO_CODECS = ("trellis/128", "trellis", DEFAULT_CODEC)
 FITTED = ("fit", "fit-shared")  # codebooks that are made from the weights
 DEVICES = "auto, cpu, cuda or GPUs such as cuda:0,cuda:1"
 
@@ -38,7 +40,8 @@ class QuantizeOptions:
         rules: of K, scale and codebook by name, as in ``kbitq.choose.selection``.
         importance: a file of error weights (``kbitq.choose.importance``).
         budget: bits or bytes that K is chosen within; the plan is complete once ``checkpoint.choose`` has measured.
-        codec: how weights are coded.
+        codec: how weights are coded: ``planes``, ``trellis``, ``trellis/128`` (scales for 128 columns), or, with a
+            ``budget``, ``auto``: for each tensor that which serves the budget best.
     """
 
     k: int | None = None
@@ -60,8 +63,15 @@ class QuantizeOptions:
     codec: str = DEFAULT_CODEC
 
     def selection(self) -> Selection:
-        k = K_MIN if self.k is None else self.k
-        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules, self.codec)
+        codec = self.codecs[0]
+        k = get_codec(codec).ks[0] if self.k is None else self.k
+        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules, codec)
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """The codecs that a budget chooses from; only one unless ``codec`` is ``auto``. The first stands for all where
+        sizes are not chosen yet: it has the smallest."""
+        return AUTO_CODECS if self.codec == AUTO else (self.codec,)
 
 
 def is_device(text: str) -> bool:
@@ -79,8 +89,12 @@ def check_options(options: QuantizeOptions) -> None:
             raise SelectionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(options, name)!r}")
     if not is_device(options.device):
         raise SelectionError(f"device must be {DEVICES}, not {options.device!r}")
-    if options.k is not None and options.k not in get_codec(options.codec).ks:
-        raise SelectionError(f"k = {options.k} is none of the codec {options.codec}'s: {get_codec(options.codec).ks}")
+    if options.codec == AUTO and options.budget is None:
+        raise SelectionError("codec auto chooses by a budget: give one, or a codec by name", remedy="auto-codec")
+    for codec in options.codecs:
+        get_codec(codec)
+    if options.k is not None:
+        check_k(options.k, options.codecs)
     if options.max_shard_size < 1:
         raise SelectionError(f"max_shard_size must be positive, not {options.max_shard_size}")
     if not 0 <= options.min_coverage <= 1:

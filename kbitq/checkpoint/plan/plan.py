@@ -27,9 +27,11 @@ from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
 from kbitq.codecs.base import coded_entries, get_codec
 from kbitq.errors import CheckpointError
-from kbitq.format import GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name
+from kbitq.format import DEFAULT_CODEC, GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name
 
 _FILE_NOTE = "the output is one file: config.json and the other files of the folder are not carried over"
+Levels = dict[tuple[str, int, str], tuple[npt.NDArray[np.float32] | None, str]]
+"""Codebooks and their kinds, by what was asked for, K and codec."""
 LEDGER_BYTES = 1024  # of index, config and ledger for one tensor, for the disk needed
 
 
@@ -42,7 +44,8 @@ class Plan:
         out: a file or a folder.
         options: of the run.
         tensors: a verdict each, in the source's order.
-        levels: the codebooks that do not depend on the weights, by name (or file) and K, with their kind.
+        levels: the codebooks that do not depend on the weights, by name (or file), K and codec, with their
+            kind.
         importance: error weights by column, where a file of them was given.
         choice: how a budget was spent, where there is one.
     """
@@ -51,7 +54,7 @@ class Plan:
     out: Path
     options: QuantizeOptions
     tensors: list[TensorPlan]
-    levels: dict[tuple[str, int], tuple[npt.NDArray[np.float32] | None, str]] = field(default_factory=dict)
+    levels: Levels = field(default_factory=dict)
     importance: Importance | None = None
     choice: Choice | None = None
 
@@ -125,7 +128,7 @@ class Plan:
     def codebook_name(self, tensor: TensorPlan) -> str:
         """The kind of a quantized tensor's codebook: ``nf``, ``optimal``, ``fit``, ``fit-shared`` or ``custom``."""
         assert tensor.k is not None
-        return tensor.codebook if tensor.codebook in FITTED else self.levels[tensor.codebook, tensor.k][1]
+        return tensor.codebook if tensor.codebook in FITTED else self.levels[tensor.codebook, tensor.k, tensor.codec][1]
 
     @property
     def bytes_in(self) -> int:
@@ -142,9 +145,9 @@ class Plan:
         tensors = [t.kept(reasons[t.name]) if t.name in reasons else t for t in self.tensors]
         return self._with(tensors, self.choice)
 
-    def with_ks(self, ks: Mapping[str, int], choice: Choice | None = None) -> Plan:
-        """The plan with another K for some tensors, and how that came about."""
-        return self._with([t.with_k(ks[t.name]) if t.name in ks else t for t in self.tensors], choice)
+    def with_codings(self, codings: Mapping[str, tuple[str, int]], choice: Choice | None = None) -> Plan:
+        """The plan with another codec and K for some tensors, and how that came about."""
+        return self._with([t.coded(*codings[t.name]) if t.name in codings else t for t in self.tensors], choice)
 
     def _with(self, tensors: list[TensorPlan], choice: Choice | None) -> Plan:
         levels = given_levels(tensors)
@@ -160,6 +163,7 @@ class Plan:
                 {
                     "name": t.name, "verdict": t.verdict, "reason": t.reason, "shape": list(t.shape), "dtype": t.dtype,
                     "k": t.k, "bytes_in": t.bytes_in, "bytes": t.bytes_out,
+                    **({"codec": t.codec} if t.codec != DEFAULT_CODEC else {}),
                 }
                 for t in self.tensors
             ],
@@ -188,7 +192,7 @@ class Plan:
         return Group(entries, ShardMeta({tensor.name: meta}))
 
 
-def given_levels(tensors: Sequence[TensorPlan]) -> dict[tuple[str, int], tuple[npt.NDArray[np.float32] | None, str]]:
+def given_levels(tensors: Sequence[TensorPlan]) -> Levels:
     """The codebooks that are needed and do not depend on the weights."""
     needed = {(t.codebook, t.k, t.codec) for t in tensors if t.k is not None and t.codebook not in FITTED}
-    return {(spec, k): get_codec(codec).levels(spec, k) for spec, k, codec in sorted(needed)}
+    return {(spec, k, codec): get_codec(codec).levels(spec, k) for spec, k, codec in sorted(needed)}

@@ -6,15 +6,19 @@ from pathlib import Path
 
 from kbitq.checkpoint.output.extra_output import check_extra_output, write_extra_output
 from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.choose.recipe import exactly, recipe_text
 from kbitq.choose.selection import TensorRule
+from kbitq.format import DEFAULT_CODEC
 
 
 def plan_recipe(plan: Plan) -> str:
     """TOML: a rule for every tensor to be quantized, then the rules and options that decided what is kept, and why."""
     # All rules of the run stay: which one matches a kept tensor first is part of the reason written in the output.
     rules = [
-        TensorRule(exactly(t.name), k=t.k, scale=t.scale, codebook=t.codebook) for t in plan.tensors if t.quantized
+        TensorRule(exactly(t.name), t.k is None, t.k, t.scale, t.codebook, _codec_of(t))
+        for t in plan.tensors
+        if t.quantized
     ]
     rules += [rule for rule in plan.options.rules if rule not in rules]
     names = ("include", "exclude", "only", "keep_embeddings", "max_shard_size", "on_nonfinite")
@@ -22,6 +26,10 @@ def plan_recipe(plan: Plan) -> str:
     if plan.importance is not None:
         options["importance"] = plan.importance.sha256
     return recipe_text(options, rules)
+
+
+def _codec_of(tensor: TensorPlan) -> str | None:
+    return None if tensor.codec == DEFAULT_CODEC else tensor.codec
 
 
 def check_recipe_file(plan: Plan, path: str | Path) -> None:

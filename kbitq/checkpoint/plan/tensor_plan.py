@@ -27,7 +27,7 @@ class TensorPlan:
         bytes_plain: in the output if it were kept.
         scale: the rule that chooses scales.
         codebook: a name or a file.
-        pinned: whether a rule set its K.
+        pinned: whether a rule set its K (and codec).
         codec: how it is coded.
     """
 
@@ -49,10 +49,10 @@ class TensorPlan:
     def quantized(self) -> bool:
         return self.k is not None
 
-    def with_k(self, k: int) -> TensorPlan:
-        """The same tensor at another K."""
-        size = sum(e.nbytes for e in coded_entries(self.codec, self.name, self.shape, k))
-        return replace(self, k=k, bytes_out=size)
+    def coded(self, codec: str, k: int) -> TensorPlan:
+        """The same tensor in another codec, or at another K."""
+        size = sum(e.nbytes for e in coded_entries(codec, self.name, self.shape, k))
+        return replace(self, codec=codec, k=k, bytes_out=size)
 
     def kept(self, reason: str) -> TensorPlan:
         """The same tensor, copied byte for byte."""
@@ -65,7 +65,7 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
     rule = verdict.rule or TensorRule("*")
     size = tensor.plain_nbytes
     if verdict.k is not None:
-        size = sum(e.nbytes for e in coded_entries(options.codec, tensor.name, tensor.shape, verdict.k))
+        size = sum(e.nbytes for e in coded_entries(verdict.codec, tensor.name, tensor.shape, verdict.k))
     return TensorPlan(
         tensor.name,
         tensor.shape,
@@ -79,5 +79,5 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
         rule.scale or options.scale,
         rule.codebook or options.codebook,
         rule.k is not None,
-        options.codec,
+        verdict.codec,
     )

@@ -95,7 +95,7 @@ class KbitqConfig(QuantizationConfigMixin):
         if any(name in given for name in _OF_A_FOLDER):
             fmt.parse_quantization_config({"quant_method": fmt.QUANT_METHOD, **given}, fmt.CONFIG_FILE)
             own = {name: given.pop(name) for name in ("k", "modules_to_not_convert", "dequantize") if name in given}
-            made = cls(**own, codec=given.get("codec", fmt.DEFAULT_CODEC))
+            made = cls(**own, codec=fmt.coding_of(given, fmt.CONFIG_FILE))
             made.stored = given
         else:
             made = cls(**given)
@@ -104,7 +104,7 @@ class KbitqConfig(QuantizationConfigMixin):
 
     def selection(self) -> Selection:
         """Which weights are quantized while loading."""
-        return Selection(self.k, self.include, self.exclude, keep_embeddings=self.keep_embeddings)
+        return Selection(self.k, self.include, self.exclude, keep_embeddings=self.keep_embeddings, codec=self.codec)
 
     def update_stored(self, config: dict[str, Any]) -> None:
         """Take over what :func:`kbitq.format.build_quantization_config` says of a quantized model."""
