@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from kbitq.cli.views.text import parse_size
-from kbitq.format import K_MAX, K_MIN, SCALE_BLOCKS, TRELLIS_K_MIN
+from kbitq.format import DEFAULT_CODEC, K_MAX, K_MIN, SCALE_BLOCKS, TRELLIS_K_MIN
 
 
 def examples(*lines: str) -> str:
@@ -72,6 +72,12 @@ def _k(text: str) -> int:
     if not TRELLIS_K_MIN <= found <= K_MAX:  # which codec has it is seen when the codec is known
         raise typer.BadParameter(f"K must be from {K_MIN} to {K_MAX}, not {found}.")
     return found
+
+
+def check_k(wanted: int | None, codec: str) -> None:
+    """Raise BadParameter for a K below those of the default codec, whose message is that of ``k``."""
+    if codec == DEFAULT_CODEC and wanted is not None and wanted < K_MIN:
+        raise typer.BadParameter(f"K must be from {K_MIN} to {K_MAX}, not {wanted}.", param_hint="'--k' / '-k'")
 
 
 def scale_block(text: str) -> int:

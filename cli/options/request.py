@@ -77,6 +77,7 @@ def options_of(request: Request, context: typer.Context) -> QuantizeOptions:
     _check_importance(recipe.importance, given["importance"])
     plain: dict[str, Any] = {key: given[key] for key in _AS_IT_IS}
     plain["codec"] = codec_of(given["codec"], given["scale_block"])
+    parsing.check_k(plain["k"], plain["codec"])
     lists: dict[str, Any] = {key: tuple(given[key] or ()) for key in _LISTS}
     return QuantizeOptions(**plain, **lists, rules=chosen, budget=_budget(given))
 

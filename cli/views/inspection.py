@@ -11,6 +11,7 @@ from kbitq.cli.console import console
 from kbitq.cli.views import differences, looks, summary
 from kbitq.cli.views.tables import Name, Table, facts
 from kbitq.cli.views.text import decibel_text, natural_key, shape_text, size_text
+from kbitq.format import DEFAULT_CODEC
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import InspectReport
@@ -27,6 +28,9 @@ class Look:
     worst: int | None = None
     counted: dict[str, Usage] | None = None
     other: InspectReport | None = None
+
+
+_HOW = ("codec", "scale", "codebook")  # a row without a codec has the default one
 
 
 def show(report: InspectReport, sort: str, ks: Sequence[int], look: Look) -> None:
@@ -113,7 +117,7 @@ def measured(rows: Sequence[Row], mixed: Sequence[str]) -> Table:
             decibel_text(inf if row["max_abs_err"] == 0 else row["sqnr_db"]),
             "-" if row["max_abs_err"] is None else f"{row['max_abs_err']:.2e}",
             size_text(row["bytes"]),
-            *(row[key] for key in mixed),
+            *(row.get(key, DEFAULT_CODEC) for key in mixed),
         )
     return made
 
@@ -124,9 +128,9 @@ def _show_measured(report: InspectReport, tensors: Sequence[Row]) -> None:
 
 
 def _mixed(report: InspectReport) -> list[str]:
-    """Which of scale rule and codebook differ from tensor to tensor."""
+    """Which of codec, scale rule and codebook differ from tensor to tensor."""
     rows = [row for row in report.tensors if row["verdict"] == "quantized"]
-    return [key for key in ("scale", "codebook") if len({row[key] for row in rows}) > 1]
+    return [key for key in _HOW if len({row.get(key, DEFAULT_CODEC) for row in rows}) > 1]
 
 
 def _overall(report: InspectReport) -> list[Any]:
@@ -134,8 +138,8 @@ def _overall(report: InspectReport) -> list[Any]:
     lines: list[tuple[str, Any]] = list(summary.sizes(report.totals))
     mixed = _mixed(report)
     first = next((row for row in report.tensors if row["verdict"] == "quantized"), None)
-    if first is not None and len(mixed) < 2:
-        same = ", ".join(f"{key} {first[key]}" for key in ("scale", "codebook") if key not in mixed)
+    same = ", ".join(f"{key} {first[key]}" for key in _HOW if key not in mixed and key in first) if first else ""
+    if same:
         lines.append(("chosen by", same))
     lines += summary.sqnr(report.totals)
     return [summary.verdicts(report.tensors), "", facts(lines)]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kbitq.cli.console import console
 from kbitq.cli.views.tables import Name, Table, Words, facts
 from kbitq.cli.views.text import count_text, decibel_text, seconds_text, share_text, size_text
+from kbitq.codecs.base import coding_text
+from kbitq.format import DEFAULT_CODEC
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import RunReport
@@ -58,9 +60,9 @@ def notes(sentences: Iterable[str]) -> None:
         console.note(sentence)
 
 
-def outcome(verdict: str, why: str, k: int | None) -> str:
+def outcome(verdict: str, why: str, k: int | None, codec: str = DEFAULT_CODEC) -> str:
     """The line of the verdict table that a tensor counts under: 'quantized to K=3: matrix', 'kept: norm'."""
-    label = f"{verdict} to K={k}" if k else verdict
+    label = f"{verdict} to {coding_text(codec, k)}" if k else verdict
     return f"{label}: {why}" if why else label
 
 
@@ -71,9 +73,10 @@ def verdicts(rows: Iterable[Row]) -> Table:
     tensors: Counter[str] = Counter()
     parameters: Counter[str] = Counter()
     for row in rows:
-        count = len(rules[row["verdict"], row["k"]])
+        codec = row.get("codec", DEFAULT_CODEC)
+        count = len(rules[row["verdict"], row["k"], codec])
         many = count > _FEW_RULES and row["reason"].startswith(_BY_RULE)
-        label = outcome(row["verdict"], f"{count} rules" if many else row["reason"], row["k"])
+        label = outcome(row["verdict"], f"{count} rules" if many else row["reason"], row["k"], codec)
         tensors[label] += 1
         parameters[label] += prod(row["shape"])
     whole = sum(parameters.values())
@@ -84,12 +87,12 @@ def verdicts(rows: Iterable[Row]) -> Table:
     return made
 
 
-def _rules(rows: Iterable[Row]) -> dict[tuple[str, int | None], set[str]]:
+def _rules(rows: Iterable[Row]) -> dict[tuple[str, int | None, str], set[str]]:
     """The rules that decided, by what they came to."""
-    found: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    found: dict[tuple[str, int | None, str], set[str]] = defaultdict(set)
     for row in rows:
         if row["reason"].startswith(_BY_RULE):
-            found[row["verdict"], row["k"]].add(row["reason"])
+            found[row["verdict"], row["k"], row.get("codec", DEFAULT_CODEC)].add(row["reason"])
     return found
 
 

@@ -11,6 +11,7 @@ from kbitq.card import front_matter
 from kbitq.card.command import command_of, is_repository
 from kbitq.card.markdown import code, fenced, inline, number, size, table
 from kbitq.card.usage import HERE, usage
+from kbitq.format import DEFAULT_CODEC
 
 _KINDS = (
     # The part of a name that says what kind of layer a tensor is, in the order of the table.
@@ -89,6 +90,10 @@ def _ks(rows: Sequence[Row]) -> str:
     return f"K = {ks[0]}" if len(ks) == 1 else f"K = {ks[0]} to {ks[-1]}" if ks else "no K"
 
 
+def _codecs(rows: Sequence[Row]) -> list[str]:
+    return sorted({str(t.get("codec", DEFAULT_CODEC)) for t in rows})
+
+
 def _summary(subject: Subject, quantized: Sequence[Row], source: str | None) -> str:
     totals, kbitq = subject.ledger["totals"], "[kbitq](https://pypi.org/project/kbitq/)"
     before, after = totals.get("bytes_in"), totals.get("bytes")
@@ -103,6 +108,7 @@ def _summary(subject: Subject, quantized: Sequence[Row], source: str | None) -> 
         ("Coverage", f"{number(100 * coverage if _is_number(coverage) else None, 1)} % of the parameters"),
         ("SQNR", f"{number(decibels, 2)} dB {'overall' if measured else 'on average'}"),
         *_headline(subject.evaluations),
+        *([("Codec", inline(", ".join(codecs)))] if (codecs := _codecs(quantized)) != [DEFAULT_CODEC] else []),
         ("Scale rule", inline(", ".join(sorted({str(t["scale"]) for t in quantized})))),
         ("Codebook", inline(", ".join(sorted({str(t["codebook"]) for t in quantized})))),
     ]

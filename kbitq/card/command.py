@@ -10,7 +10,8 @@ from typing import Any
 # What is the default is left out.
 _DEFAULTS = (("scale", "mse"), ("codebook", "optimal"), ("on_nonfinite", "error"), ("keep_embeddings", True))
 _IN_A_RECIPE = frozenset((
-    "k", "scale", "codebook", "include", "exclude", "only", "keep_embeddings", "on_nonfinite", "max_shard_size", "rule",
+    "k", "scale", "codebook", "codec", "scale_block", "include", "exclude", "only", "keep_embeddings", "on_nonfinite",
+    "max_shard_size", "rule",
 ))  # fmt: skip
 _FILES = ("importance", "codebook")  # options that name a file
 _COMMAND = re.compile(r"^## Reproduce\n\n`{3,}bash\n(kbitq quantize .*)$", re.MULTILINE)

@@ -91,13 +91,13 @@ def _settings(word: str) -> list[tuple[str, Any]]:
     key, _, value = word.partition("=")
     if key in ("scale", "codebook") and value:
         return [(key, value)]
-    found = re.fullmatch(r"(?:([a-z][a-z0-9_]*)(?::(?=k)|(?=/|$)))?(?:k(\d+))?(?:/(\d+))?", word)
-    if found is None or not word or (found[1] is None and found[3] is not None):
+    if re.fullmatch(r"k\d+", word):
+        return [("k", int(word[1:]))]
+    found = re.fullmatch(r"([a-z]\w*)(?::k(\d+))?(?:/(\d+))?", word)
+    if found is None or found[1] not in {name.partition("/")[0] for name in codec_names()}:
         return []
-    if found[1] is not None and found[1] not in {name.partition("/")[0] for name in codec_names()}:
-        return []
-    coding = [("codec", found[1] + (f"/{found[3]}" if found[3] else ""))] if found[1] else []
-    return [*coding, *([("k", int(found[2]))] if found[2] else [])]
+    coding = ("codec", found[1] + (f"/{found[3]}" if found[3] else ""))
+    return [coding, ("k", int(found[2]))] if found[2] else [coding]
 
 
 def load_recipe(path: str | Path) -> Recipe:

@@ -37,7 +37,7 @@ def test_rules_of_the_command_line(text, rule):
         ("a=4", "not understood"),
         ("a=k4,bogus", "not understood"),
         ("a=k4,k5", "sets k twice"),
-        ("a=k9", "outside 2..8"),
+        ("a=k9", "outside 1..8"),
         ("a=scale=best", "scale must be absmax or mse"),
         ("a=keep,k4", "takes no K"),
     ],
@@ -71,7 +71,7 @@ def test_a_recipe_from_a_file(tmp_path: Path):
         ("rule = 3", "tables"),
         ("[[rule]]\nk = 3", r"rule 1 has no 'match'"),
         ("[[rule]]\nmatch = 'a'\n[[rule]]\nmatch = 'b'\nbits = 3", r"rule 2: 'bits' is not known"),
-        ("[[rule]]\nmatch = 'a'\nk = 12", "outside 2..8"),
+        ("[[rule]]\nmatch = 'a'\nk = 12", "outside 1..8"),
     ],
 )
 def test_recipes_that_are_refused(tmp_path: Path, text, message):

@@ -94,7 +94,7 @@ def test_the_blocks_are_summed_in_one_order_whatever_the_chunk(monkeypatch):
 def test_normal_weights_keep_the_optimal_levels_after_one_step(k, monkeypatch):
     counted = []
     quantize = ops.quantize
-    monkeypatch.setattr(fit.ops, "quantize", lambda *a, **b: counted.append(1) or quantize(*a, **b))
+    monkeypatch.setattr(ops, "quantize", lambda *a, **b: counted.append(1) or quantize(*a, **b))
     w = torch.from_numpy(np.random.RandomState(0).standard_normal((1024, 1024)).astype(np.float32))
     fitted = fit.fit_tensor(w, k, ops.scan(w)[0])
     assert fitted.levels.tobytes() == codebooks.optimal(k).tobytes()
