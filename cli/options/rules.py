@@ -17,7 +17,8 @@ Rule = Annotated[
         metavar="P=DO",
         rich_help_panel=PANEL,
         show_default=False,
-        help="DO: k4, keep, scale=absmax, codebook=fit, or some with commas. The first that matches wins. Repeatable.",
+        help="DO: k4, trellis:k2/128, keep, scale=absmax, codebook=fit, or some with commas. The first that "
+        "matches wins. Repeatable.",
     ),
 ]
 Recipe = Annotated[

@@ -1,4 +1,4 @@
-// The codec `trellis`, one element at a time: it reads as format.md section 7 does, and is what the vector kernels are
+// The codec `trellis`, one element at a time: it reads as format.md, "The codec trellis" does, and is what the vector kernels are
 // held against.
 #pragma once
 

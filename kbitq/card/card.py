@@ -11,7 +11,6 @@ from kbitq.card import front_matter
 from kbitq.card.command import command_of, is_repository
 from kbitq.card.markdown import code, fenced, inline, number, size, table
 from kbitq.card.usage import HERE, usage
-from kbitq.format import DEFAULT_CODEC
 
 _KINDS = (
     # The part of a name that says what kind of layer a tensor is, in the order of the table.
@@ -91,7 +90,8 @@ def _ks(rows: Sequence[Row]) -> str:
 
 
 def _codecs(rows: Sequence[Row]) -> list[str]:
-    return sorted({str(t.get("codec", DEFAULT_CODEC)) for t in rows})
+    """The codecs that rows name; those of the default one name none."""
+    return sorted({str(t["codec"]) for t in rows if "codec" in t})
 
 
 def _summary(subject: Subject, quantized: Sequence[Row], source: str | None) -> str:
@@ -108,7 +108,7 @@ def _summary(subject: Subject, quantized: Sequence[Row], source: str | None) -> 
         ("Coverage", f"{number(100 * coverage if _is_number(coverage) else None, 1)} % of the parameters"),
         ("SQNR", f"{number(decibels, 2)} dB {'overall' if measured else 'on average'}"),
         *_headline(subject.evaluations),
-        *([("Codec", inline(", ".join(codecs)))] if (codecs := _codecs(quantized)) != [DEFAULT_CODEC] else []),
+        *([("Codec", inline(", ".join(codecs)))] if (codecs := _codecs(quantized)) else []),
         ("Scale rule", inline(", ".join(sorted({str(t["scale"]) for t in quantized})))),
         ("Codebook", inline(", ".join(sorted({str(t["codebook"]) for t in quantized})))),
     ]

@@ -1,4 +1,4 @@
-"""The codec ``trellis`` in plain numpy: slow, and meant to be read beside docs/format.md section 7.
+"""The codec ``trellis`` in plain numpy: slow, and meant to be read beside docs/format.md, "The codec trellis".
 
 Conventions, and what is the same for both codecs, are in :mod:`kbitq.codecs.reference`. Here ``k`` is the number of
 stored words of a block, an index has ``k + 2`` bits, and ``scale_block`` columns, 32 or 128, share a scale.

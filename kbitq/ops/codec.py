@@ -217,7 +217,7 @@ def quantize(
     scale: str = "mse",
     codec: str = fmt.DEFAULT_CODEC,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize a finite matrix (docs/format.md sections 2, 3 and 7).
+    """Quantize a finite matrix (docs/format.md).
 
     Args:
         w: float32, bfloat16 or float16 ``[rows, cols]``, all finite (:func:`scan` tells).

@@ -72,7 +72,18 @@ class Plan:
         left = (
             [] if self.to_folder or (not self.checkpoint.carried and self.checkpoint.config is None) else [_FILE_NOTE]
         )
-        return left + self.checkpoint.notes
+        return left + self.checkpoint.notes + self._memory_note()
+
+    def _memory_note(self) -> list[str]:
+        """Where what is known of the tensors takes more than the bound, which is one on their values. Not a note of the
+        checkpoint: those are written into the output, which does not depend on the memory."""
+        known, bound = memory.BYTES_PER_TENSOR * len(self.tensors), self.options.max_memory
+        if bound is None or known <= bound:
+            return []
+        return [
+            f"the plan of {len(self.tensors):,} tensors takes up to {known // 1_000_000:,} MB of memory, "
+            f"beside the {bound / 1_000_000:,.0f} MB that their values are held to"
+        ]
 
     @property
     def stem(self) -> str:

@@ -13,7 +13,6 @@ from kbitq.checkpoint.output.staging import remove_leftovers
 from kbitq.checkpoint.plan.options import QuantizeOptions, check_options
 from kbitq.checkpoint.plan.plan import Plan, given_levels
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan, plan_tensor
-from kbitq.checkpoint.source.memory import BYTES_PER_TENSOR
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.side_files import REPORT_FILE
@@ -56,19 +55,8 @@ def plan_quantize(
         if not options.force:  # with it, a run takes such a folder over
             remove_leftovers(target)
         check_output(plan)
-    _note_memory(checkpoint, options)
     _ = plan.shards  # laid out now, so that a plan that cannot be written is refused before work starts
     return plan
-
-
-def _note_memory(checkpoint: Checkpoint, options: QuantizeOptions) -> None:
-    """Say where what is known of the tensors takes more than the bound, which is one on their values."""
-    known = BYTES_PER_TENSOR * len(checkpoint.tensors)
-    if options.max_memory is not None and known > options.max_memory:
-        checkpoint.notes.append(
-            f"the plan of {len(checkpoint.tensors):,} tensors takes up to {known // 1_000_000:,} MB of memory, "
-            f"beside the {options.max_memory / 1_000_000:,.0f} MB that their values are held to"
-        )
 
 
 def check_output(plan: Plan) -> None:

@@ -312,12 +312,13 @@ def test_the_measurement_is_that_of_the_run(source: Path) -> None:
     plan = plan_quantize(source, source.with_name("o.safetensors"), QuantizeOptions(budget=Budget(bpw=3.5)))
     (tensor,) = plan.tensors
     with TileReader(plan.checkpoint) as reader:
-        found = measure(plan, TileCodec(reader), tensor, range(2, 9))
-    for k in range(2, 9):
-        q = kbitq.quantize(plain, k)
-        signal, noise, _ = ops.stats(plain, **q.matrices()).sum(0).tolist()
+        codings = [("planes", k) for k in range(2, 9)] + [(c, k) for c in ("trellis", "trellis/128") for k in (1, 3)]
+        found = measure(plan, TileCodec(reader), tensor, codings)
+    for codec, k in codings:
+        q = kbitq.quantize(plain, k, codec=codec)
+        signal, noise, _ = ops.stats(plain, **q.matrices(), codec=codec).sum(0).tolist()
         assert found.signal == pytest.approx(signal, rel=1e-12)
-        assert found.noise[k] == pytest.approx(noise, rel=1e-12 if k <= 4 else 0.04)
+        assert found.noise[codec, k] == pytest.approx(noise, rel=1e-12 if codec == "planes" and k <= 4 else 0.04)
 
 
 @pytest.mark.slow
