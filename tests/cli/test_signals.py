@@ -215,6 +215,18 @@ def test_the_second_ends_at_once(name: str, source: Path, tmp_path: Path) -> Non
     assert running.ended() == (128 + signal.SIGTERM, ["error: ended at once by SIGTERM"])
 
 
+def test_a_repeated_sigxcpu_is_no_second_request(source: Path, tmp_path: Path) -> None:
+    """The system sends it every second from the limit on."""
+    running = Running(tmp_path, READ, "quantize", source, "--k", 3, extra=STUBBORN)
+    running.send("SIGXCPU")
+    while not (tmp_path / "cleaning").exists():
+        time.sleep(0.01)
+    for name in ("SIGXCPU", "SIGXCPU", "SIGUSR1"):
+        time.sleep(0.3)
+        running.send(name)
+    assert running.ended() == (128 + signal.SIGUSR1, ["error: ended at once by SIGUSR1"])
+
+
 def test_two_at_a_time_are_one_request(source: Path, tmp_path: Path) -> None:
     """``timeout`` sends its signal to the process and to its group."""
     running = Running(tmp_path, READ, "quantize", source, "--k", 3)
