@@ -81,6 +81,10 @@ class ImportanceError(KbitqError):
     """An importance file cannot be read, or an entry of it does not fit its tensor."""
 
 
+class CalibrationError(KbitqError):
+    """Statistics of a model cannot be read, do not fit a tensor, or cannot be made."""
+
+
 class BudgetError(KbitqError):
     """No choice of K fits the size that was given."""
 
