@@ -15,7 +15,7 @@ class Bf16Decoder {
   public:
     explicit Bf16Decoder(const float* codebook) : decoder_(codebook) {}
 
-    inline __m512bh decode_block(const uint32_t* words) const {
+    [[gnu::always_inline]] inline __m512bh decode_block(const uint32_t* words) const {
         F level[kVectors];
         decoder_.template decode_block<Order::row>(level, words);
         return _mm512_cvtne2ps_pbh(level[1], level[0]);

@@ -21,7 +21,7 @@ class Bf16Decoder<Planes<K>> {
         for (int t = 0; t < kTables; ++t) table_[t] = _mm512_load_si512(levels + t * kTableLevels);
     }
 
-    inline __m512bh decode_block(const uint32_t* words) const {
+    [[gnu::always_inline]] inline __m512bh decode_block(const uint32_t* words) const {
         const I index = unpack_halves<(K < 6 ? K : 6)>(words);
         if constexpr (K <= 5) {
             return bh(_mm512_permutexvar_epi16(index, table_[0]));

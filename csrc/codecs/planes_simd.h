@@ -18,7 +18,7 @@ class PlanesDecoder {
     }
 
     template <Order kOrder>
-    inline void decode_block(F (&level)[kVectors], const uint32_t* words) const {
+    [[gnu::always_inline]] inline void decode_block(F (&level)[kVectors], const uint32_t* words) const {
         I index[kVectors];
         if constexpr (kOrder == Order::row) unpack<K>(index, words);
         if constexpr (kOrder == Order::interleaved) unpack_interleaved<K>(index, words);

@@ -12,7 +12,7 @@ class Bf16Decoder<Trellis<K, ScaleBlocks>> {
   public:
     explicit Bf16Decoder(const float* codebook) : planes_(codebook) {}
 
-    inline __m512bh decode_block(const uint32_t* words) const {
+    [[gnu::always_inline]] inline __m512bh decode_block(const uint32_t* words) const {
         uint32_t plane[K + kTrellisExtraBits];
         expand_path<K>(plane, words);
         return planes_.decode_block(plane);

@@ -14,7 +14,7 @@ class TrellisDecoder {
     explicit TrellisDecoder(const float* codebook) : planes_(codebook) {}
 
     template <Order kOrder>
-    inline void decode_block(F (&level)[kVectors], const uint32_t* words) const {
+    [[gnu::always_inline]] inline void decode_block(F (&level)[kVectors], const uint32_t* words) const {
         uint32_t plane[K + kTrellisExtraBits];
         expand_path<K>(plane, words);
         planes_.template decode_block<kOrder>(level, plane);

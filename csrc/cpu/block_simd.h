@@ -1,5 +1,9 @@
 // A block of any element type, to and from registers. Written once in the vocabulary of cpu/simd_*.h; each instruction
 // set compiles its own copy in its own namespace (KBITQ_ISA).
+//
+// What lies between a kernel and its registers, here and in the codecs, is inlined always: each codec adds callers, and
+// with enough of them the compiler makes calls that pass blocks through memory (up to 1.8 times the time). The kernels
+// themselves (*_with) are never inlined, so that each has the registers to itself.
 #pragma once
 
 #include "cpu/element.h"
@@ -42,8 +46,8 @@ inline const T* whole_block(T (&copy)[kBlock], const T* from, int length) {
 }
 
 // Elements first .. first + length - 1 as float32, zeros behind them.
-inline void load_block(F (&v)[kVectors], const void* p, DType dtype, int64_t first, int length) {
-    with_element(dtype, [&](auto d) {
+[[gnu::always_inline]] inline void load_block(F (&v)[kVectors], const void* p, DType dtype, int64_t first, int length) {
+    with_element(dtype, [&](auto d) __attribute__((always_inline)) {
         Stored<d> tail[kBlock];
         const Stored<d>* from = whole_block(tail, static_cast<const Stored<d>*>(p) + first, length);
         for (int q = 0; q < kVectors; ++q) v[q] = load_lanes<d>(from + q * kLanes);
@@ -52,8 +56,9 @@ inline void load_block(F (&v)[kVectors], const void* p, DType dtype, int64_t fir
 
 // The first `length` elements of a block in the output's type.
 template <bool kStream>
-inline void store_block(const F (&v)[kVectors], void* p, DType dtype, int64_t first, int length) {
-    with_element(dtype, [&](auto d) {
+[[gnu::always_inline]] inline void store_block(const F (&v)[kVectors], void* p, DType dtype, int64_t first,
+                                               int length) {
+    with_element(dtype, [&](auto d) __attribute__((always_inline)) {
         Stored<d>* const to = static_cast<Stored<d>*>(p) + first;
         if (length == kBlock) {
             for (int q = 0; q < kVectors; ++q) store_lanes<d, kStream>(to + q * kLanes, v[q]);

@@ -88,7 +88,7 @@ inline void unpack_interleaved(I (&index)[kVectors], const uint32_t* words) {
 
 // table[index] for N float entries, N a power of two; tables are padded to kLanes entries.
 template <int N>
-inline F lookup(const float* table, I index) {
+[[gnu::always_inline]] inline F lookup(const float* table, I index) {
     if constexpr (N <= kLanes) {
         return _mm512_permutexvar_ps(index, load(table));
     } else if constexpr (N == 2 * kLanes) {

@@ -36,7 +36,7 @@ using Stored = typename ElementType<D>::Stored;
 
 // Calls body with the DType as a compile-time constant: with_element(dtype, [&](auto d) { kernel<d>(...); }).
 template <typename Body>
-static inline constexpr decltype(auto) with_element(DType dtype, Body&& body) {
+[[gnu::always_inline]] static inline constexpr decltype(auto) with_element(DType dtype, Body&& body) {
     if (dtype == DType::f32) return body(std::integral_constant<DType, DType::f32>{});
     if (dtype == DType::bf16) return body(std::integral_constant<DType, DType::bf16>{});
     return body(std::integral_constant<DType, DType::f16>{});

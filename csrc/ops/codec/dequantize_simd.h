@@ -18,7 +18,7 @@ inline bool streams(const DequantizeArgs& a) {
 }
 
 template <typename C, DType kType, bool kStream>
-void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
+[[gnu::noinline]] void dequantize_with(const DequantizeArgs& a, int64_t begin, int64_t end) {
     const float* scales = scale_table();
     const typename C::Decoder decoder(a.packed.codebook);
     BlockWalk at(begin, a.packed.cols);

@@ -9,7 +9,7 @@ namespace kbitq::KBITQ_ISA {
 namespace {
 
 // A block's error weights: its importance, all ones where that is all zero; zeros past a row's end.
-inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const BlockAt& at) {
+[[gnu::always_inline]] inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const BlockAt& at) {
     float ones[kBlock], tail[kBlock];
     for (float& one : ones) one = 1.0f;
     const float* from = ones;
@@ -23,7 +23,8 @@ inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const Blo
 }
 
 // `first`: the block's first element in the matrix.
-inline void read_source(SourceBlock& b, const QuantizeArgs& a, F to_blocks, int64_t first, int length) {
+[[gnu::always_inline]] inline void read_source(SourceBlock& b, const QuantizeArgs& a, F to_blocks, int64_t first,
+                                               int length) {
     F most = splat(0.0f);
     b.length = length;
     load_block(b.v, a.w, a.dtype, first, length);
@@ -35,7 +36,7 @@ inline void read_source(SourceBlock& b, const QuantizeArgs& a, F to_blocks, int6
 }
 
 template <typename C>
-void quantize_with(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, int64_t end) {
+[[gnu::noinline]] void quantize_with(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, int64_t end) {
     const typename C::Encoder encoder(tables);
     const F to_blocks = splat(tables.to_blocks);
     const ScaleRule rule = a.rule;

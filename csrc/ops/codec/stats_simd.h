@@ -29,7 +29,7 @@ struct RowStats {
 };
 
 template <typename C, DType kType>
-void stats_with(const StatsArgs& a, int64_t begin, int64_t end) {
+[[gnu::noinline]] void stats_with(const StatsArgs& a, int64_t begin, int64_t end) {
     const float* scales = scale_table();
     const typename C::Decoder decoder(a.packed.codebook);
     const int64_t cols = a.packed.cols, nblk = blocks_per_row(cols);
