@@ -7,7 +7,8 @@
      word K-1[ .  .  .  ...   .  . ]  bit K + 1
 
 docs/format.md, "The codec trellis". As ``trellis`` a scale is for 32 columns (K + 0.25 bits a weight), as
-``trellis/128`` for 128 (K + 0.0625). The parts are those of ``planes`` in other sizes, and so is most of what is said of them.
+``trellis/128`` for 128 (K + 0.0625). The parts are those of ``planes`` in other sizes, and so is most of what is said
+of them.
 """
 
 from __future__ import annotations

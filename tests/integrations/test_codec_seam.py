@@ -1,6 +1,6 @@
-"""A codec that the integration with transformers has never heard of: a model loads, runs, is saved and made with it.
+"""Codecs other than ``planes`` in transformers: a model loads, runs, is saved and is made with each.
 
-``stepped8``: an int8 code a weight and one float32 step for the whole tensor, a constant as codebooks are.
+``trellis``, and ``stepped8``, which nothing in kbitq knows: an int8 code a weight and one float32 step for the whole tensor, a constant as codebooks are.
 """
 
 import json
@@ -24,7 +24,7 @@ from kbitq.format import is_fused_experts
 from kbitq.nn import KbitEmbedding, KbitExperts, KbitLinear
 
 BITS = 8
-OPTIONS: dict[str, Any] = {"k": BITS, "codec": "stepped8", "keep_embeddings": False}
+OPTIONS = {"stepped8": {"k": BITS}, "trellis": {"k": 2}, "trellis/128": {"k": 1}}
 PACKED_WHOLE = ["llama", "llama-tied", "moe", "bert"]  # no quantized tensor of these is decoded on load
 
 
@@ -93,6 +93,12 @@ class Stepped:
         return None
 
 
+@pytest.fixture(params=OPTIONS)
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a folder is quantized with, and what ``KbitqConfig`` takes: of the codec here, and of those of kbitq."""
+    return {**OPTIONS[request.param], "codec": request.param, "keep_embeddings": False}
+
+
 @pytest.fixture(autouse=True)
 def stepped() -> Iterator[Stepped]:
     codec = Stepped()
@@ -114,10 +120,10 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", [*PACKED_WHOLE, "gpt2"])
-def test_a_folder_computes_what_the_decoded_one_does(kind: str, folders, tmp_path: Path) -> None:
-    _, folder = folders(kind, **OPTIONS)
+def test_a_folder_computes_what_the_decoded_one_does(kind: str, options, folders, tmp_path: Path) -> None:
+    _, folder = folders(kind, **options)
     model = load(kind, folder, dtype=torch.float32)
-    assert {m.info.codec for m in modules(model, KbitLinear | KbitEmbedding)} <= {"stepped8"}
+    assert {m.info.codec for m in modules(model, KbitLinear | KbitEmbedding)} <= {options["codec"]}
     assert bool(modules(model, KbitExperts)) == (kind == "moe")
     assert modules(model, KbitEmbedding)
     dequantize_checkpoint(folder, tmp_path / "decoded", dtype="float32")
@@ -131,8 +137,8 @@ def test_a_folder_computes_what_the_decoded_one_does(kind: str, folders, tmp_pat
 
 
 @pytest.mark.parametrize("kind", PACKED_WHOLE)
-def test_a_folder_comes_back_as_it_was(kind: str, folders, tmp_path: Path) -> None:
-    _, folder = folders(kind, **OPTIONS)
+def test_a_folder_comes_back_as_it_was(kind: str, options, folders, tmp_path: Path) -> None:
+    _, folder = folders(kind, **options)
     kbitq.save_pretrained(load(kind, folder), tmp_path / "ours")
     for file in folder.glob("*.safetensors"):
         assert (tmp_path / "ours" / file.name).read_bytes() == file.read_bytes()
@@ -140,21 +146,20 @@ def test_a_folder_comes_back_as_it_was(kind: str, folders, tmp_path: Path) -> No
     assert same(weights(tmp_path / "theirs"), weights(folder))
     said = [json.loads((f / "config.json").read_text())["quantization_config"] for f in (folder, tmp_path / "theirs")]
     assert said[0] == said[1]
-    assert said[0]["codec"] == "stepped8"
+    assert said[0]["codec"] == options["codec"].split("/")[0]
 
 
 @pytest.mark.parametrize("kind", PACKED_WHOLE)
-def test_on_the_fly_it_is_the_same_model(kind: str, folders, tmp_path: Path) -> None:
-    source, folder = folders(kind, **OPTIONS)
-    config = kbitq.KbitqConfig(k=BITS, codec="stepped8", keep_embeddings=False)
-    model = load(kind, source, quantization_config=config)
+def test_on_the_fly_it_is_the_same_model(kind: str, options, folders, tmp_path: Path) -> None:
+    source, folder = folders(kind, **options)
+    model = load(kind, source, quantization_config=kbitq.KbitqConfig(**options))
     assert same(model.state_dict(), load(kind, folder).state_dict())
     model.save_pretrained(tmp_path)
     assert same(weights(tmp_path), weights(folder))
 
 
-def test_files_without_metadata_are_read_by_the_config(folders, tmp_path: Path) -> None:
-    _, folder = folders("llama", **OPTIONS)
+def test_files_without_metadata_are_read_by_the_config(options, folders, tmp_path: Path) -> None:
+    _, folder = folders("llama", **options)
     whole = load("llama", folder)
     whole.save_pretrained(tmp_path)
     for file in tmp_path.glob("*.safetensors"):
@@ -163,7 +168,7 @@ def test_files_without_metadata_are_read_by_the_config(folders, tmp_path: Path) 
 
 
 def test_the_codec_says_what_is_wrong_with_a_constant(folders, tmp_path: Path) -> None:
-    _, folder = folders("llama", **OPTIONS)
+    _, folder = folders("llama", codec="stepped8", **OPTIONS["stepped8"])
     load("llama", folder).save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)

@@ -79,8 +79,7 @@ def read_manifest(files: Sequence[str], config: Mapping[str, Any]) -> Manifest:
 
 def _undescribed(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> set[str]:
     """Names of quantized tensors by those of their first parts, of the codecs that the config names."""
-    overrides = config.get("overrides", {}).values()
-    codecs = {config.get("codec", fmt.DEFAULT_CODEC), *(o["codec"] for o in overrides if "codec" in o)}
+    codecs = {fmt.config_codec(config, name) for name in ("", *config.get("overrides", {}))}
     found: set[str] = set()
     for codec in codecs:
         suffix = next(iter(part_names(codec, "").values()))
