@@ -1,6 +1,7 @@
 """Codecs other than ``planes`` in transformers: a model loads, runs, is saved and is made with each.
 
-``trellis``, and ``stepped8``, which nothing in kbitq knows: an int8 code a weight and one float32 step for the whole tensor, a constant as codebooks are.
+``trellis``, and ``stepped8``, which nothing in kbitq knows: an int8 code a weight and one float32 step for the whole
+tensor, a constant as codebooks are.
 """
 
 import json
