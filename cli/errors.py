@@ -43,6 +43,8 @@ _REMEDIES = {
     "dtype": "leave --dtype away, or use float32 or bfloat16",
     "exclude": "--exclude '{tensor}' keeps the tensor whose part it would be",
     "exists": "--force replaces it, -o chooses another name",
+    "dtype32": "--dtype float32 has more room",
+    "field": "--field NAME says which field has the text",
     "file-exists": "--force replaces it; or choose another name",
     "folder": "-o {out} writes a folder",
     "importance": "--importance FILE",

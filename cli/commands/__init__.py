@@ -1,6 +1,6 @@
 """The commands, a file each. Each file has ``command``, whose docstring is the help, and ``EPILOG``, the examples."""
 
-from kbitq.cli.commands import card, dequantize, env, eval, generate, inspect, plan, push, quantize, verify
+from kbitq.cli.commands import calibrate, card, dequantize, env, eval, generate, inspect, plan, push, quantize, verify
 
 COMMANDS = {
     "quantize": quantize,
@@ -10,6 +10,7 @@ COMMANDS = {
     "dequantize": dequantize,
     "card": card,
     "push": push,
+    "calibrate": calibrate,
     "eval": eval,
     "generate": generate,
     "env": env,

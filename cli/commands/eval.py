@@ -81,18 +81,12 @@ def command(
 
 def _ids(folder: Path, text: Path, trust_remote_code: bool) -> Tensor:
     """The tokens of a text, int64."""
-    import torch
-
-    from kbitq.eval.failures import told
     from kbitq.eval.perplexity import read_text
+    from kbitq.eval.texts import tokenize
     from kbitq.integrations.transformers.loading import load_tokenizer
 
     words = read_text(text)
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    tokenizer.model_max_length = 1 << 62  # no warning: windows are cut here
-    with told("the tokenizer fails"):
-        ids = tokenizer(words, add_special_tokens=False)["input_ids"]
-    return torch.tensor(ids, dtype=torch.int64)
+    return tokenize(words, load_tokenizer(folder, trust_remote_code=trust_remote_code))
 
 
 def _show(result: Evaluation) -> None:

@@ -48,8 +48,16 @@ def command(
     *,
     talk: Printing,
 ) -> None:
-    """Show every quantized tensor's size and error; of an ordinary checkpoint, what each K would give."""
+    """Show every quantized tensor's size and error; of an ordinary checkpoint, what each K would give.
+
+    Of a folder that kbitq calibrate wrote it shows the inputs, their columns and tokens.
+    """
     console.begin(**vars(talk))
+    if (path / "calibration.json").is_file():
+        from kbitq.cli.views import calibration
+
+        calibration.show(path)
+        return
     from kbitq import checkpoint
     from kbitq.cli import sources
     from kbitq.cli.views import inspection

@@ -36,17 +36,24 @@ def check_apart(roles: Mapping[str, Role], given: Mapping[str, Any]) -> None:
         roles: role by name, of the parameters that have one.
         given: value by name, of all parameters.
     """
-    named = {name: Path(given[name]) for name in roles if given[name] is not None}
-    written = [path for name, path in named.items() if roles[name] is Role.WRITTEN]
-    outputs = [path for name, path in named.items() if roles[name] is Role.OUTPUT]
+    named = [(roles[name], Path(path)) for name in roles for path in _listed(given[name])]
+    written = [path for role, path in named if role is Role.WRITTEN]
+    outputs = [path for role, path in named if role is Role.OUTPUT]
     if not written and not outputs:
         return
     from kbitq.checkpoint.output.extra_output import check_apart_from_inputs, check_extra_output
 
     # What is not here may be a repository of the Hub, or the name of a codebook; its command will see.
-    read = [path for name, path in named.items() if roles[name] is Role.READ and os.path.lexists(path)]
+    read = [path for role, path in named if role is Role.READ and os.path.lexists(path)]
     for out in outputs:
         check_apart_from_inputs(out, read)
     for i, path in enumerate(written):
         others = [*read, *written[:i]]
         check_extra_output(path, others, *outputs, force=bool(given.get("force")))
+
+
+def _listed(value: Any) -> list[Any]:
+    """The files that an option names: none, one, or those of an option that may be repeated."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

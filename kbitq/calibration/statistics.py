@@ -205,6 +205,10 @@ class Statistics:
         """Bytes of all that is stored."""
         return self._files.nbytes
 
+    def __getitem__(self, name: str) -> Hessian:
+        """H for a tensor, whatever its shape; KeyError where there is none."""
+        return Hessian(self._files, *self._found[name])
+
     def of(self, name: str, shape: Sequence[int]) -> Hessian | None:
         """H for a tensor of the model's files; None where there is none.
 
@@ -213,10 +217,9 @@ class Statistics:
         """
         if name not in self._found:
             return None
-        entry, expert = self._found[name]
         columns = matrix_shape(name, shape)[1]
         experts = shape[0] if is_fused_experts(name, shape) else 1
-        found = Hessian(self._files, entry, expert)
+        found = self[name]
         if (columns, experts) != (found.columns, found.experts):
             raise CalibrationError(
                 f"{self.path}: the statistics of {shown(name)} are for {found.columns} columns"
@@ -293,6 +296,16 @@ def stored_shape(entry: Entry, length: int) -> tuple[int, ...]:
     """Shape of a stored tensor with ``length`` elements an expert."""
     stacked = len(entry.tokens) > 1 or any(expert is not None for expert in entry.tensors.values())
     return (len(entry.tokens), length) if stacked else (length,)
+
+
+def entry_nbytes(entry: Entry) -> int:
+    """Bytes that the stored tensors of an entry have."""
+    return hessian_nbytes(entry.columns, entry.block, len(entry.tokens))
+
+
+def hessian_nbytes(columns: int, block: int | None, experts: int = 1) -> int:
+    """Bytes that an H, or those of experts, take in a file."""
+    return 4 * experts * (triangle_elements(columns, block) + columns)
 
 
 def _said(tensor: SourceTensor | None) -> str:

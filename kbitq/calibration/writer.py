@@ -194,11 +194,6 @@ class StatisticsWriter:
         return any((self._staging.output / name).is_file() for name in (file, final))
 
 
-def hessian_nbytes(columns: int, block: int | None, experts: int = 1) -> int:
-    """Bytes that an H takes in a file."""
-    return 4 * experts * (triangle_elements(columns, block) + columns)
-
-
 def _entry(found: Gathered, digest: str) -> Entry:
     return Entry(found.columns, found.block, tuple(found.tokens), digest, dict(found.tensors))
 

@@ -2,7 +2,8 @@
 
 Two kinds of file: ``.safetensors`` with a float tensor ``[in]`` (``[E, in]`` for fused experts) under the name of each
 weight, and llama.cpp's importance matrices, GGUF or the older ``.dat``, whose names are mapped to those of Hugging Face
-with the tables of the ``gguf`` package (``pip install 'kbitq[gguf]'``).
+with the tables of the ``gguf`` package (``pip install 'kbitq[gguf]'``). A folder that ``kbitq calibrate`` wrote serves
+as well, with the diagonals of its H over the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FUSED = {"gate_up_proj": "gate_proj", "gate_up": "gate_proj"}  # both halves se
 
 @dataclass(frozen=True)
 class Importance:
-    """Importance by tensor, and the SHA-256 of the file that it came from (hexadecimal)."""
+    """Importance by tensor, and the SHA-256 of the file that it came from (hexadecimal), or a folder's fingerprint."""
 
     path: Path
     sha256: str
@@ -81,12 +82,15 @@ class Importance:
 
 
 def load_importance(path: str | Path) -> Importance:
-    """Read an importance file.
+    """Read an importance file, or a folder of statistics.
 
     Raises:
         ImportanceError: it cannot be read, is neither kind of file, or needs the ``gguf`` package, which is missing.
+        CalibrationError: a folder is none of statistics, or cannot be used.
     """
     path = Path(path)
+    if path.is_dir():
+        return _from_statistics(path)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -97,6 +101,19 @@ def load_importance(path: str | Path) -> Importance:
     _gguf(path)  # the names need it, whichever of the two formats it is
     entries = _read_gguf(path) if data[:4] == _GGUF_MAGIC else dict(_read_dat(path, data))
     return Importance(path, digest, entries, from_llama_cpp=True)
+
+
+def _from_statistics(path: Path) -> Importance:
+    """Mean squared activations; an expert that was given no tokens has zeros."""
+    from kbitq.calibration.statistics import Statistics  # which imports torch
+
+    statistics = Statistics.open(path)
+    entries: dict[str, Values] = {}
+    for name in statistics.names:
+        found = statistics[name]
+        means = [found.diagonal(e).numpy() / np.float32(max(found.tokens_of(e), 1)) for e in range(found.experts)]
+        entries[name] = np.stack(means) if found.experts > 1 else means[0]
+    return Importance(path, statistics.fingerprint, entries)
 
 
 # --- files -----------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def _check_replaceable(checkpoint: Checkpoint, out: Path, force: bool, *, is_fil
             hint="remove the folder yourself, or choose another output",
             remedy="not-ours",
         )
-    if out.is_dir() and (strange := _foreign_file(checkpoint, out)):
+    if out.is_dir() and (strange := _foreign_file(checkpoint, out, marker)):
         # Replacing a folder removes it: never one that holds anything an output would not.
         raise OutputExistsError(
             f"{out} exists and holds {strange}, which is not part of such an output",
@@ -81,9 +81,9 @@ def _check_replaceable(checkpoint: Checkpoint, out: Path, force: bool, *, is_fil
         )
 
 
-def _foreign_file(checkpoint: Checkpoint, folder: Path) -> str | None:
+def _foreign_file(checkpoint: Checkpoint, folder: Path, marker: str | None) -> str | None:
     """A file in ``folder`` that no output made from this source has, or None."""
-    expected = {*checkpoint.carried, *WRITTEN_BY_KBITQ, CARD_FILE}
+    expected = {*checkpoint.carried, *WRITTEN_BY_KBITQ, CARD_FILE, marker}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         weights = "/" not in name and name.endswith((WEIGHTS_SUFFIX, INDEX_SUFFIX))

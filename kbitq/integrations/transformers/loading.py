@@ -38,7 +38,34 @@ def load_model(
     _check_folder(folder)
     transformers = _quiet_transformers()
     _check_causal(folder)
-    target, loader = resolve_device(device), transformers.AutoModelForCausalLM
+    loader = transformers.AutoModelForCausalLM
+    return _load(loader, folder, "a causal language model", device, dtype, trust_remote_code)
+
+
+def load_any_model(
+    folder: str | Path, *, device: str = "auto", dtype: str = "auto", trust_remote_code: bool = False
+) -> Any:
+    """A model of the class that its config.json names, encoders included, in evaluation mode.
+
+    Arguments and errors are those of :func:`load_model`.
+    """
+    _check_folder(folder)
+    return _load(model_class(folder), folder, "a model", device, dtype, trust_remote_code)
+
+
+def model_class(folder: str | Path) -> Any:
+    """The class of transformers that a folder's config.json names, or the one that finds it. Raises CheckpointError."""
+    transformers = _quiet_transformers()
+    named = _config(folder).get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model else transformers.AutoModelForCausalLM
+
+
+def _load(loader: Any, folder: str | Path, what: str, device: str, dtype: str, trust_remote_code: bool) -> Any:
+    """A model on its device; ``what`` it cannot be loaded as."""
+    target = resolve_device(device)
     model: Any
     info: Any
     try:
@@ -51,7 +78,7 @@ def load_model(
         _check_trust(folder, error)
         fits = "ignore_mismatched_sizes" not in str(error)  # which transformers advises, and which loads random weights
         why = first_line(error) if fits else "the shapes of its weights are not those that its config.json says"
-        raise CheckpointError(f"{folder} cannot be loaded as a causal language model: {why}") from error
+        raise CheckpointError(f"{folder} cannot be loaded as {what}: {why}") from error
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(f"{folder}: the weights lack {missing[0]}" + _and_more(missing))
     return model.to(target).eval()
@@ -73,6 +100,11 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> An
 def _check_folder(folder: str | Path) -> None:
     if not (Path(folder) / "config.json").is_file():
         raise CheckpointError(f"{folder} is not a folder with a config.json", hint="give the folder of a whole model")
+
+
+def _config(folder: str | Path) -> dict[str, Any]:
+    """The folder's config.json. Raises CheckpointError where it is no object of JSON."""
+    return parse_json_object((Path(folder) / "config.json").read_bytes(), f"{folder}/config.json")
 
 
 def _quiet_transformers() -> Any:
@@ -98,7 +130,7 @@ def _check_causal(folder: str | Path) -> None:
     """Raise CheckpointError where the config names the class of a model that does not predict the next token."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config = parse_json_object((Path(folder) / "config.json").read_bytes(), f"{folder}/config.json")
+    config = _config(folder)
     named, own = config.get("architectures"), config.get("auto_map")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     known = {str(name) for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}

@@ -1,0 +1,179 @@
+"""Summing x xᵀ of what goes into weights, while a model runs.
+
+Every product of an input with a weight goes through ``torch.nn.functional.linear``, in torch's own layers, in those
+that a model brings, and in the loop over fused experts. So that one function is watched, and a weight is known by its
+address: no architecture is, and an expert is where its matrix begins in the stack.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from kbitq.calibration.triangle import blocks
+from kbitq.calibration.weights import Weight
+from kbitq.calibration.writer import Gathered
+from kbitq.errors import CalibrationError
+
+_ROWS = 2048  # tokens that are multiplied at once; the sums are in this order, whatever the memory
+_REMEMBERED = 4  # inputs that a weight may share with one that was used before
+
+
+class NotSharedError(Exception):
+    """Two weights that were given one input at first were given different ones later."""
+
+
+class Sums:
+    """H of one input, in the making: blocks on the diagonal, float32, where the inputs are."""
+
+    def __init__(self, columns: int, block: int | None) -> None:
+        self._parts = blocks(columns, block)
+        self.tokens = 0
+        self.matrices: list[Tensor] | None = None
+
+    def add(self, x: Tensor) -> None:
+        """Add x xᵀ of tokens ``[n, columns]``."""
+        if self.matrices is None:
+            self.matrices = [torch.zeros(len(part), len(part), device=x.device) for part in self._parts]
+        for rows in x.split(_ROWS):
+            for part, sums in zip(self._parts, self.matrices, strict=True):
+                _add_gram(sums, rows[:, part.start : part.stop])
+        self.tokens += len(x)
+
+
+def _add_gram(sums: Tensor, x: Tensor) -> None:
+    """``sums += x.T @ x`` with products and sums in float32."""
+    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+        sums += torch.mm(x.T, x, out_dtype=torch.float32)  # on tensor cores; products of such values are exact
+    else:
+        x = x.float()
+        sums.addmm_(x.T, x)
+
+
+class _Slot:
+    """A matrix, or one expert of a stack: what it shares its input with, and how many tokens it has had."""
+
+    def __init__(self) -> None:
+        self.sums: Sums | None = None
+        self.tokens = 0
+
+
+class Collector(TorchFunctionMode):
+    """Collects H of weights from every product with them inside its ``with``.
+
+    Args:
+        weights: what to look for.
+        parameters: those weights themselves, by name; they stay where they are while this is used.
+        block: largest columns of an H that is kept whole; of a wider one, blocks of so many columns.
+        share: give weights that were given the same tensor one H.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], parameters: Mapping[str, Tensor], block: int | None, *, share: bool = True
+    ) -> None:
+        super().__init__()
+        self._weights, self._block, self._share = weights, block, share
+        self._slots = {(w.name, e): _Slot() for w in weights for e in range(w.experts or 1)}
+        placed = sorted(((parameters[w.name].data_ptr(), w) for w in weights), key=lambda pair: pair[0])
+        self._addresses, self._placed = [at for at, _ in placed], [w for _, w in placed]
+        self._recent: list[tuple[Tensor, int, Sums]] = []  # the last input of some sums, and its version then
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.linear:
+            x, weight, *_ = (*args, *(kwargs or {}).values())
+            self._saw(x, weight)
+        return func(*args, **(kwargs or {}))
+
+    def gathered(self) -> tuple[list[Gathered], list[str]]:
+        """What was collected, and the names in the files of weights that no input came to.
+
+        Raises:
+            NotSharedError: weights that share an H were not given the same tokens.
+            CalibrationError: an input had values that are not finite.
+        """
+        found: list[Gathered] = []
+        by_sums: dict[int, dict[str, int | None]] = {}
+        unseen: list[str] = []
+        for weight in self._weights:
+            slots = [self._slots[weight.name, e] for e in range(weight.experts or 1)]
+            if not any(slot.tokens for slot in slots):
+                unseen += weight.sources
+                continue
+            sums = [slot.sums or Sums(weight.columns, self._block) for slot in slots]
+            if any(slot.tokens != made.tokens for slot, made in zip(slots, sums, strict=True)):
+                raise NotSharedError
+            if id(sums[0]) in by_sums and weight.experts is None:
+                by_sums[id(sums[0])].update(weight.sources)
+                continue
+            names = dict(weight.sources)
+            by_sums[id(sums[0])] = names
+            tokens, matrices = [made.tokens for made in sums], [made.matrices for made in sums]
+            found.append(Gathered(names, weight.columns, self._kept(weight.columns), tokens, matrices))
+        for each in found:
+            _check_finite(each)
+        return found, unseen
+
+    def _kept(self, columns: int) -> int | None:
+        return self._block if self._block is not None and self._block < columns else None
+
+    def _saw(self, x: Tensor, weight: Any) -> None:
+        known = self._find(weight) if isinstance(weight, Tensor) else None
+        if known is None or not x.numel():
+            return
+        slot, may_share = self._slots[known[0].name, known[1]], self._share and known[0].experts is None
+        tokens = x.numel() // x.shape[-1]
+        added = self._added_to(x) if may_share else []
+        if slot.sums is None:
+            # Shared from the first input on, or not at all.
+            slot.sums = next((sums for sums in added if sums.tokens == tokens), None)
+        if slot.sums is None:
+            slot.sums = Sums(x.shape[-1], self._kept(x.shape[-1]))
+        if not any(sums is slot.sums for sums in added):
+            if slot.tokens < slot.sums.tokens:
+                raise NotSharedError
+            self._add(slot.sums, x)
+        slot.tokens += tokens
+
+    def _add(self, sums: Sums, x: Tensor) -> None:
+        sums.add(x.detach().reshape(-1, x.shape[-1]))
+        others = [known for known in self._recent if known[2] is not sums]
+        self._recent = [*others[1 - _REMEMBERED :], (x, x._version, sums)]
+
+    def _added_to(self, x: Tensor) -> list[Sums]:
+        """The sums whose last input was this very one. It is held, so its address is still its own."""
+        return [sums for other, version, sums in self._recent if version == x._version and _is_same(other, x)]
+
+    def _find(self, weight: Tensor) -> tuple[Weight, int] | None:
+        """The weight, and its expert, that a matrix is by its address."""
+        at = bisect_right(self._addresses, weight.data_ptr()) - 1
+        if at < 0 or weight.dim() != 2 or not weight.is_contiguous():
+            return None
+        known = self._placed[at]
+        expert, within = divmod(weight.data_ptr() - self._addresses[at], weight.numel() * weight.element_size())
+        if within or tuple(weight.shape) != known.shape[-2:] or expert >= (known.experts or 1):
+            return None
+        return known, expert
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same values of the same memory, perhaps in other leading dimensions."""
+    same = (a.data_ptr(), a.dtype, a.numel(), a.shape[-1]) == (b.data_ptr(), b.dtype, b.numel(), b.shape[-1])
+    return same and (a is b or (a.is_contiguous() and b.is_contiguous()))
+
+
+def _check_finite(found: Gathered) -> None:
+    for sums in found.sums:
+        for matrix in sums or ():
+            if not bool(torch.isfinite(matrix.diagonal()).all()):
+                raise CalibrationError(
+                    f"what goes into {next(iter(found.tensors))} is not finite, or its squares are not",
+                    hint="run it with dtype float32",
+                    remedy="dtype32",
+                )
