@@ -117,9 +117,15 @@ library = torch.library.Library("kbitq", "FRAGMENT")
 def register(
     schema: str, run: Callable[..., Any], fake: Callable[..., Any], devices: Sequence[str] = ("CPU", "CUDA")
 ) -> None:
-    """Define an op for tensors on ``devices``.
+    """Define an op ``kbitq::...``.
 
     Not by ``torch.library.custom_op``: the first call of an op defined so imports the compiler, which takes seconds.
+
+    Args:
+        schema: the op's name, arguments and results, as ``torch.library`` spells them.
+        run: makes the results.
+        fake: makes results of the right shapes, dtypes and devices without values.
+        devices: whose tensors ``run`` takes.
     """
     name = schema.partition("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -201,8 +207,19 @@ def quantize_into(
 ) -> None:
     """:func:`quantize` into the caller's buffers (row tiles of a checkpoint, CUDA graphs); allocates nothing.
 
-    ``amax=None`` (with ``codebook=None``) leaves out the tensor's power of two, as docs/format.md section 5 says; then
-    ``absmax`` may also be float32 and receives the exact maxima.
+    Args:
+        w: as of :func:`quantize`, contiguous.
+        levels: as of :func:`quantize`.
+        packed: int32 ``[rows, nblk * K]``, written.
+        absmax: uint8 ``[rows, scales]``, written; without ``amax`` also float32, which receives the exact maxima.
+        codebook: float32 as the levels, written; None without ``amax``.
+        amax: as of :func:`quantize`; None leaves out the tensor's power of two, as docs/format.md section 5 says.
+        importance: as of :func:`quantize`.
+        scale: as of :func:`quantize`.
+        codec: as of :func:`quantize`.
+
+    Raises:
+        ValueError: an argument's type, shape or device does not fit; the message names it.
     """
     threads = torch.get_num_threads()
     core.quantize(w, levels, amax, importance, packed, absmax, codebook, scale, threads, stream_of(w), codec)
@@ -267,7 +284,18 @@ register(
 def dequantize_into(
     packed: Tensor, absmax: Tensor, codebook: Tensor, out: Tensor, codec: str = fmt.DEFAULT_CODEC
 ) -> None:
-    """:func:`dequantize` into ``out`` ``[rows, cols]``, each element written once; allocates nothing."""
+    """:func:`dequantize` into a tensor that there is; allocates nothing.
+
+    Args:
+        packed: as of :func:`dequantize`, contiguous.
+        absmax: as of :func:`dequantize`, contiguous.
+        codebook: as of :func:`dequantize`.
+        out: ``[rows, cols]``, contiguous; each element is written once.
+        codec: as of :func:`quantize`.
+
+    Raises:
+        ValueError: an argument's type, shape or device does not fit; the message names it.
+    """
     core.dequantize(packed, absmax, codebook, out, torch.get_num_threads(), stream_of(out), codec)
 
 
@@ -321,6 +349,13 @@ def stats(w: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, codec: st
     """What quantization cost, by row: float64 ``[rows, 3]`` of sum w^2, sum (w - w')^2 and max |w - w'|.
 
     ``w'`` is the float32 decoded value, before rounding to a dtype; sums in the order of docs/format.md section 3.
+
+    Args:
+        w: what was quantized, ``[rows, cols]``.
+        packed: as of :func:`dequantize`, contiguous.
+        absmax: as of :func:`dequantize`, contiguous.
+        codebook: as of :func:`dequantize`.
+        codec: as of :func:`quantize`.
     """
     return torch.ops.kbitq.stats(w.contiguous(), packed, absmax, codebook, codec)
 
