@@ -10,11 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StoredDtype:
-    """A dtype as safetensors spells it, with its bits per element: 0 and the kind ``opaque`` for one not known here."""
+    """A dtype of a file.
+
+    Attributes:
+        name: in safetensors' spelling.
+        bits: per element; 0 for one not known here.
+        kind: ``float``, ``int``, ``bool``, ``complex``, or ``opaque``: carried byte for byte, never interpreted.
+    """
 
     name: str
     bits: int
-    kind: str  # "float", "int", "bool", "complex", "opaque" (carried byte for byte, never interpreted)
+    kind: str
 
 
 _DTYPES = {

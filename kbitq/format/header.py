@@ -21,7 +21,14 @@ LENGTH_PREFIX_BYTES = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One stored tensor. ``nbytes`` may be given for a dtype whose size is not known here."""
+    """One stored tensor.
+
+    Attributes:
+        name: in the file.
+        dtype: in safetensors' spelling.
+        shape: as the file says it.
+        known_nbytes: for a dtype whose size is not known here.
+    """
 
     name: str
     dtype: str
@@ -48,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Placed:
-    """A stored tensor and its bytes ``[start, end)`` of the data area."""
+    """A stored tensor, ``entry``, and its bytes ``[start, end)`` of the data area."""
 
     entry: Entry
     start: int

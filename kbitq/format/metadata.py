@@ -35,7 +35,19 @@ STATISTIC_WIDTH = 16  # characters reserved for each statistic in a header
 
 @dataclass
 class TensorMeta:
-    """What a shard's metadata says of one quantized tensor. ``dtype`` in safetensors' spelling; ``sqnr_db`` in dB."""
+    """What a shard's metadata says of one quantized tensor.
+
+    Attributes:
+        k: bits of an index that are stored.
+        shape: of the source.
+        dtype: of the source, in safetensors' spelling.
+        scale: the rule that chose the scales.
+        codebook: name of the levels.
+        sqnr_db: signal to quantization noise in decibels, if measured.
+        max_abs_err: the largest |w - w'|, if measured.
+        importance: SHA-256 of the importance file, where one was used.
+        codec: how it is coded.
+    """
 
     k: int
     shape: tuple[int, ...]
@@ -44,7 +56,7 @@ class TensorMeta:
     codebook: str
     sqnr_db: float | None = None
     max_abs_err: float | None = None
-    importance: str | None = None  # SHA-256 of the importance file, where one was used
+    importance: str | None = None
     codec: str = DEFAULT_CODEC
 
 

@@ -44,19 +44,37 @@ def block_count(cols: int) -> int:
 
 
 def packed_shape(name: str, shape: Sequence[int], k: int) -> tuple[int, ...]:
-    """Shape of ``N_packed`` (int32)."""
+    """Shape of ``N_packed`` (int32).
+
+    Args:
+        name: N, which says whether three dimensions are a stack of experts.
+        shape: of the source.
+        k: words of a block.
+    """
     rows, cols = matrix_shape(name, shape)
     lead = (shape[0], shape[1]) if is_fused_experts(name, shape) else (rows,)
     return (*lead, block_count(cols) * k)
 
 
 def absmax_shape(name: str, shape: Sequence[int], scale_block: int = BLOCK) -> tuple[int, ...]:
-    """Shape of ``N_absmax`` (uint8): one scale for ``scale_block`` columns."""
+    """Shape of ``N_absmax`` (uint8).
+
+    Args:
+        name: N, which says whether three dimensions are a stack of experts.
+        shape: of the source.
+        scale_block: columns that share a scale.
+    """
     return (*packed_shape(name, shape, 1)[:-1], -(-matrix_shape(name, shape)[1] // scale_block))
 
 
 def shape_of_packed(name: str, k: int, packed: Sequence[int]) -> tuple[int, ...]:
-    """The source shape that ``N_packed`` alone suggests: that of a matrix, or of fused experts, of whole blocks."""
+    """The source shape that ``N_packed`` alone suggests: that of a matrix, or of fused experts, of whole blocks.
+
+    Args:
+        name: N.
+        k: words of a block.
+        packed: the shape of ``N_packed``.
+    """
     return (*packed[:-1], packed[-1] // k * BLOCK)
 
 
@@ -66,7 +84,17 @@ def companion_names(name: str) -> tuple[str, str, str]:
 
 
 def k_of_codebook(name: str, shape: Sequence[int], ks: Sequence[int] = range(K_MIN, K_MAX + 1), extra: int = 0) -> int:
-    """K from the shape of ``N_codebook``: ``[2^(K + extra)]``. Raises FormatError when it is not that for a K of ks."""
+    """K from the shape of ``N_codebook``.
+
+    Args:
+        name: N, for the error.
+        shape: of ``N_codebook``, which is to be ``[2^(K + extra)]``.
+        ks: those there are.
+        extra: bits of an index that are not stored.
+
+    Raises:
+        FormatError: it is no such shape.
+    """
     k = shape[0].bit_length() - 1 - extra if len(shape) == 1 else 0
     if k not in ks or tuple(shape) != (1 << (k + extra),):
         power = f"2^(K+{extra})" if extra else "2^K"

@@ -78,7 +78,7 @@ def test_every_variable_of_the_environment_is_documented() -> None:
     assert {name for name in read if name not in pages} == set()
 
 
-FACE = ("kbitq", "kbitq.ops", "kbitq.nn", "kbitq.checkpoint", "kbitq.hub", "kbitq.functional")
+FACE = ("kbitq", "kbitq.ops", "kbitq.nn", "kbitq.checkpoint", "kbitq.hub", "kbitq.functional", "kbitq.format")
 
 
 def callables(face: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
