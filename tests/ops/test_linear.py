@@ -206,6 +206,7 @@ def test_no_gradient_is_kept_when_none_is_needed(device: str) -> None:
     assert linear(x, *triple).requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [2, 80])
 def test_opcheck(m: int, device: str) -> None:
     triple, _ = weight(36, 70, 3, device=device)
@@ -217,6 +218,7 @@ def test_opcheck(m: int, device: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_compile_in_one_graph_with_gradient(device: str) -> None:
     triple, dense = weight(36, 70, 3, device=device)
 

@@ -66,6 +66,7 @@ def go(source: Path, out: Path, stop_after: int | None = None, **more: object) -
     return calls
 
 
+@pytest.mark.slow
 def test_interrupted_anywhere(source: Path, tmp_path: Path, sync_always: None) -> None:
     calls = go(source, tmp_path / "whole")
     expected = bytes_of(tmp_path / "whole")
@@ -94,6 +95,7 @@ def test_interrupted_again_and_again(source: Path, tmp_path: Path, sync_always: 
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_resumed_with_other_tiles(source: Path, tmp_path: Path, sync_always: None, quantize: Quantize) -> None:
     calls = go(source, tmp_path / "whole")
     for stop in range(calls // 2, calls, 5):
