@@ -22,6 +22,7 @@ import torch
 
 from kbitq._core import core
 from kbitq.ops import tiled_linear
+from kbitq.ops.tiles import Tiles
 
 LIMIT = 1.02
 SIZES = (1 << 28, 1 << 24)
@@ -96,7 +97,7 @@ def expert_cases() -> Iterator[Case]:
             yield "experts", f"tokens={tokens} K={k}", time_experts(weight, offsets, x)
 
 
-def time_experts(weight: tiled_linear.Tiles, offsets: torch.Tensor, x: torch.Tensor) -> float:
+def time_experts(weight: Tiles, offsets: torch.Tensor, x: torch.Tensor) -> float:
     return linear.microseconds([lambda: tiled_linear.grouped_linear(x, weight, offsets)])
 
 

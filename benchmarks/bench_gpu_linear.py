@@ -1,6 +1,6 @@
 """The fused linear on this GPU, beside bf16 cuBLAS, int4 of torch, NF4 of bitsandbytes; experts; a Llama-3-8B shape.
 
-    python benchmarks/bench_gpu_linear.py [--quick] [--only linear,experts,model] [--model-batches 1,8,32]
+    python benchmarks/bench_gpu_linear.py [--quick] [--only linear,experts,model] [--codec planes,trellis]
 
 Every call is captured once for each of several copies of the weight, together larger than the L2, and the graph is
 replayed, back to back: what is timed is the kernels. Each kbitq weight is checked against the dequantized one before
@@ -13,13 +13,20 @@ from collections.abc import Callable
 
 import torch
 
-from kbitq import ops
+from kbitq._core import core
 from kbitq.codecs import codebooks
 from kbitq.ops import tiled_linear
+from kbitq.ops.tiles import Tiles, tile
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192))
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 KS = (2, 3, 4, 5)
+CODINGS = {
+    "planes": {f"K={k}": ("planes", k) for k in KS},
+    "trellis": {f"trellis K={k}": ("trellis", k) for k in (2, 3, 4)},
+    "trellis/128": {f"trellis/128 K={k}": ("trellis/128", k) for k in (2, 3, 4)},
+}
+"""The columns of the tables, by what --codec names: codec and K."""
 ROUNDS = 5
 BYTES_OF_COPIES = 256 << 20
 
@@ -63,12 +70,18 @@ def microseconds(calls: list[Callable[[], object]]) -> float:
     return statistics.median(replay_times(graph_of(calls))) * 1000 / len(calls)
 
 
-def random_triple(rows: int, cols: int, k: int, groups: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random indices and scales, levels as for a weight of about 0.02."""
-    blocks = (cols + 31) // 32
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def random_triple(rows: int, cols: int, k: int, groups: int = 1, codec: str = "planes") -> Triple:
+    """Random words and scales, levels as for a weight of about 0.02."""
+    blocks, width = (cols + 31) // 32, 128 if codec == "trellis/128" else 32
     packed = torch.randint(-(2**31), 2**31, (rows, blocks * k), dtype=torch.int64, device="cuda").int()
-    absmax = torch.randint(0xB0, 0xD0, (rows, blocks), device="cuda").to(torch.uint8)
-    levels = torch.from_numpy(codebooks.optimal(k)).cuda() * 2**-6
+    absmax = torch.randint(0xB0, 0xD0, (rows, -(-cols // width)), device="cuda").to(torch.uint8)
+    if codec == "planes":
+        levels = torch.from_numpy(codebooks.optimal(k)).cuda() * 2**-6
+    else:
+        levels = torch.linspace(-1, 1, 4 << k, device="cuda") * 2**-6
     return packed, absmax, levels.repeat(groups, 1)
 
 
@@ -76,14 +89,17 @@ def copies_of(nbytes: int) -> int:
     return max(2, -(-BYTES_OF_COPIES // nbytes))
 
 
-def check(weight: tiled_linear.Tiles, triple: tuple[torch.Tensor, ...], x: torch.Tensor) -> None:
+def check(weight: Tiles, triple: Triple, x: torch.Tensor) -> None:
     packed, absmax, books = triple
-    want = x.float() @ ops.dequantize(packed, absmax, books[0], x.shape[1]).t()
+    dense = torch.empty(weight.rows, weight.cols)
+    core.dequantize(packed.cpu(), absmax.cpu(), books[0].cpu(), dense, torch.get_num_threads(), codec=weight.codec)
+    want = x.float() @ dense.cuda().t()
     error = (tiled_linear.linear(x, weight).float() - want).norm() / want.norm()
     if not error < 6e-3:
         raise SystemExit(f"wrong result: error {float(error):.1e} for {list(x.shape)}")
 
 
+Codings = dict[str, tuple[str, int]]
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 """x times one copy of a weight; a way to compute is a list of these, one for each copy."""
 
@@ -94,11 +110,11 @@ def bf16_copies(rows: int, cols: int) -> list[Multiply]:
     return [lambda x, w=w: torch.nn.functional.linear(x, w) for w in weights]
 
 
-def kbitq_copies(rows: int, cols: int, k: int) -> list[Multiply]:
-    triple = random_triple(rows, cols, k)
-    first = tiled_linear.tile(*triple, cols)
+def kbitq_copies(rows: int, cols: int, k: int, codec: str = "planes") -> list[Multiply]:
+    triple = random_triple(rows, cols, k, 1, codec)
+    first = tile(*triple, cols, codec)
     check(first, triple, torch.randn(3, cols, device="cuda", dtype=torch.bfloat16))
-    more = [tiled_linear.tile(*random_triple(rows, cols, k), cols) for _ in range(copies_of(first.nbytes) - 1)]
+    more = [tile(*random_triple(rows, cols, k, 1, codec), cols, codec) for _ in range(copies_of(first.nbytes) - 1)]
     return [lambda x, w=w: tiled_linear.linear(x, w) for w in (first, *more)]
 
 
@@ -126,10 +142,11 @@ def nf4_copies(rows: int, cols: int) -> list[Multiply]:
     return ways
 
 
-def table(shapes: tuple[tuple[int, int], ...], batches: tuple[int, ...]) -> None:
+def table(shapes: tuple[tuple[int, int], ...], batches: tuple[int, ...], codings: Codings) -> None:
     """A table for each shape; the ways to compute are measured one after the other for each batch."""
     for rows, cols in shapes:
-        ways = {"bf16": bf16_copies(rows, cols), **{f"K={k}": kbitq_copies(rows, cols, k) for k in KS}}
+        ways = {"bf16": bf16_copies(rows, cols)}
+        ways |= {name: kbitq_copies(rows, cols, k, codec) for name, (codec, k) in codings.items()}
         ways |= {"torch int4": int4_copies(rows, cols), "bnb NF4": nf4_copies(rows, cols)}
         ways = {name: copies for name, copies in ways.items() if copies}
         print(f"\n{rows} x {cols}\n| M | " + " | ".join(ways) + " |\n|" + "---|" * (len(ways) + 1))
@@ -150,14 +167,15 @@ def table(shapes: tuple[tuple[int, int], ...], batches: tuple[int, ...]) -> None
 EXPERTS, EXPERT_ROWS, EXPERT_COLS, TOP_K = 128, 1536, 2048, 8
 
 
-def experts() -> None:
+def experts(codings: Codings) -> None:
     """gate_up_proj of Qwen3-30B-A3B's experts: tokens go to 8 of 128, drawn evenly; bf16 is torch's grouped product."""
     shape = f"{EXPERTS} x [{EXPERT_ROWS}, {EXPERT_COLS}]"
-    print(f"\nExperts {shape}, {TOP_K} for each token\n| tokens | bf16 | " + " | ".join(f"K={k}" for k in KS) + " |")
-    print("|" + "---|" * (len(KS) + 2))
+    print(f"\nExperts {shape}, {TOP_K} for each token\n| tokens | bf16 | " + " | ".join(codings) + " |")
+    print("|" + "---|" * (len(codings) + 2))
     dense = torch.randn(EXPERTS, EXPERT_ROWS, EXPERT_COLS, device="cuda", dtype=torch.bfloat16)
     packed = [
-        tiled_linear.tile(*random_triple(EXPERTS * EXPERT_ROWS, EXPERT_COLS, k, EXPERTS), EXPERT_COLS) for k in KS
+        tile(*random_triple(EXPERTS * EXPERT_ROWS, EXPERT_COLS, k, EXPERTS, codec), EXPERT_COLS, codec)
+        for codec, k in codings.values()
     ]
     for tokens in (1, 8, 64, 512):
         chosen = torch.rand(tokens, EXPERTS, device="cuda").topk(TOP_K, dim=-1).indices.flatten().sort().values
@@ -184,8 +202,9 @@ def dense(rows: int, cols: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.nn.functional.linear(x, weight)
 
 
-def packed(rows: int, cols: int, k: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
-    weight = tiled_linear.tile(*random_triple(rows, cols, k, groups), cols)
+def packed(rows: int, cols: int, coding: tuple[str, int], groups: int = 1) -> Multiply:
+    codec, k = coding
+    weight = tile(*random_triple(rows, cols, k, groups, codec), cols, codec)
     return lambda x: tiled_linear.linear(x, weight)
 
 
@@ -209,9 +228,9 @@ def remember(cache: torch.Tensor, kv: torch.Tensor) -> None:
 class Layer:
     """A decoder layer at one position of a filled cache; q, k, v and gate, up merged in every variant."""
 
-    def __init__(self, batch: int, k: int | None) -> None:
+    def __init__(self, batch: int, coding: tuple[str, int] | None) -> None:
         qkv = (HEADS + 2 * KV_HEADS) * HEAD
-        make = (lambda r, c, g=1: packed(r, c, k, g)) if k else (lambda r, c, g=1: dense(r, c))
+        make = (lambda r, c, g=1: packed(r, c, coding, g)) if coding else (lambda r, c, g=1: dense(r, c))
         self.qkv, self.out = make(qkv, HIDDEN, 6), make(HIDDEN, HEADS * HEAD)
         self.gate_up, self.down = make(2 * INNER, HIDDEN, 2), make(HIDDEN, INNER)
         self.cache = torch.randn(2, batch, KV_HEADS, POSITIONS, HEAD, device="cuda", dtype=torch.bfloat16)
@@ -228,30 +247,32 @@ class Layer:
         return x, self.down(gated(self.gate_up(normed)))
 
 
-def tokens_per_second(batch: int, k: int | None, head_k: int | None) -> float:
-    layers = [Layer(batch, k) for _ in range(LAYERS)]
-    head = packed(VOCABULARY, HIDDEN, head_k) if head_k else dense(VOCABULARY, HIDDEN)
+def tokens_per_second(batch: int, coding: tuple[str, int] | None, head: tuple[str, int] | None) -> float:
+    layers = [Layer(batch, coding) for _ in range(LAYERS)]
+    last = packed(VOCABULARY, HIDDEN, head) if head else dense(VOCABULARY, HIDDEN)
     x = torch.randn(batch, HIDDEN, device="cuda", dtype=torch.bfloat16)
 
     def step() -> torch.Tensor:
         stream, y = x, torch.zeros_like(x)
         for layer in layers:
             stream, y = layer(stream, y)
-        return head(add_and_norm(stream, y, layers[0].norms[0])[1]).argmax(-1)
+        return last(add_and_norm(stream, y, layers[0].norms[0])[1]).argmax(-1)
 
     return batch * 1000 / statistics.median(replay_times(graph_of([step])))
 
 
-def model(batches: tuple[int, ...]) -> None:
+def model(batches: tuple[int, ...], codings: Codings) -> None:
+    variants = {name: (coding, None) for name, coding in codings.items()}
+    variants |= {f"{name}, lm_head too": (coding, coding) for name, coding in codings.items() if coding[1] == 3}
     print(
         "\nLlama-3-8B shape, random weights, 256 positions, tokens/s\n| batch | bf16 | "
-        + " | ".join(f"K={k}" for k in KS)
-        + " | K=3, lm_head too |\n|"
-        + "---|" * (len(KS) + 3)
+        + " | ".join(variants)
+        + " |\n|"
+        + "---|" * (len(variants) + 2)
     )
     for batch in batches:
         dense_rate = tokens_per_second(batch, None, None)
-        rates = [tokens_per_second(batch, k, h) for k, h in (*((k, None) for k in KS), (3, 3))]
+        rates = [tokens_per_second(batch, coding, head) for coding, head in variants.values()]
         cells = (f"{rate:.0f} ({rate / dense_rate:.2f}x)" for rate in rates)
         print(f"| {batch} | {dense_rate:.0f} | " + " | ".join(cells) + " |", flush=True)
 
@@ -261,15 +282,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one shape, four batches")
     parser.add_argument("--only", default="linear,experts,model", help="which parts, of linear,experts,model")
     parser.add_argument("--model-batches", default="1,8,32")
+    parser.add_argument("--codec", default="planes,trellis", help="which codecs, of planes,trellis,trellis/128")
     options = parser.parse_args()
+    codings = {name: coding for codec in options.codec.split(",") for name, coding in CODINGS[codec].items()}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     parts = options.only.split(",")
     if "linear" in parts:
-        table(SHAPES[1:2] if options.quick else SHAPES, (1, 8, 16, 64) if options.quick else BATCHES)
+        table(SHAPES[1:2] if options.quick else SHAPES, (1, 8, 16, 64) if options.quick else BATCHES, codings)
     if "experts" in parts:
-        experts()
+        experts(codings)
     if "model" in parts:
-        model(tuple(map(int, options.model_batches.split(","))))
+        model(tuple(map(int, options.model_batches.split(","))), codings)
 
 
 if __name__ == "__main__":

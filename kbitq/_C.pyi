@@ -57,7 +57,7 @@ def linear(
     threads: int = 1,
     codec: str = "planes",
 ) -> None: ...
-def tile_shape(rows: int, cols: int, k: int) -> tuple[int, int, int]: ...
+def tile_shape(rows: int, cols: int, k: int, codec: str = "planes") -> tuple[int, int, int]: ...
 def tiled_linear_rows(device: int) -> int: ...
 def few_plan(
     k: int,
@@ -69,11 +69,19 @@ def few_plan(
     shared_bytes: int,
     clusters: list[int],
     small_table: bool = False,
+    codec: str = "planes",
 ) -> dict[str, int]: ...
 def tiled_workspace_bytes(device: int) -> int: ...
 def tiled_staging_bytes(m: int, rows: int, cols: int, device: int) -> int: ...
 def repack(
-    packed: Tensor, absmax: Tensor, tiles: Tensor, cols: int, inverse: bool, threads: int = 1, stream: int = 0
+    packed: Tensor,
+    absmax: Tensor,
+    tiles: Tensor,
+    cols: int,
+    inverse: bool,
+    threads: int = 1,
+    stream: int = 0,
+    codec: str = "planes",
 ) -> None: ...
 def linear_tiles(
     x: Tensor,
@@ -86,5 +94,6 @@ def linear_tiles(
     offsets: Tensor | None,
     staging: Tensor | None,
     stream: int = 0,
+    codec: str = "planes",
 ) -> None: ...
-def decode_tiles(tiles: Tensor, codebook: Tensor, out: Tensor, stream: int = 0) -> None: ...
+def decode_tiles(tiles: Tensor, codebook: Tensor, out: Tensor, stream: int = 0, codec: str = "planes") -> None: ...

@@ -1,6 +1,6 @@
 #include "bindings/packed_args.h"
 
-#include "codecs/planes_tiles.h"
+#include "codecs/tile_records.h"
 #include "format/block.h"
 
 namespace kbitq {
@@ -18,6 +18,15 @@ int bits_of(const TensorView& codebook, Codec codec) {
     throw py::value_error("codebook: has " + std::to_string(levels) + " levels, needs 2^" +
                           (trellis ? "(K + 2)" : "K") + " with K from " + std::to_string(least) + " to " +
                           std::to_string(most));
+}
+
+// The K that have tiles.
+struct TileBits {
+    int least, most;
+};
+
+TileBits tile_bits(Codec codec) {
+    return codec == Codec::trellis ? TileBits{kTrellisMinBits, kTrellisMaxBits} : TileBits{kMinBits, kTileMaxBits};
 }
 
 }  // namespace
@@ -64,19 +73,28 @@ PackedArgs& PackedArgs::planes(TensorView& packed, TensorView& absmax, bool allo
     return *this;
 }
 
-PackedArgs& PackedArgs::tiles(TensorView& tiles) {
-    if (view_.codec != Codec::planes || view_.k > kTileMaxBits)
-        throw py::value_error("codebook: tiles have 2 to 5 bits, got " + std::to_string(view_.k));
-    tiles.is(Element::i32).shaped({row_tiles(view_.rows), tile_chunks(view_.cols), tile_words(view_.k)}).on(device_);
-    view_.words = tiles.data<uint32_t>();
-    return *this;
+int PackedArgs::words_of_record() const {
+    const TileBits k = tile_bits(view_.codec);
+    if (view_.k < k.least || view_.k > k.most) {
+        throw py::value_error("k: tiles have " + std::to_string(k.least) + " to " + std::to_string(k.most) +
+                              " bits, got " + std::to_string(view_.k));
+    }
+    return record_words(view_.codec, view_.k, view_.scale_blocks);
 }
 
-int tile_bits(const TensorView& tiles) {
-    for (int k = kMinBits; k <= kTileMaxBits; ++k) {
-        if (tiles.size(2) == tile_words(k)) return k;
+PackedArgs& PackedArgs::bits_of_tiles(const TensorView& tiles) {
+    const TileBits k = tile_bits(view_.codec);
+    for (view_.k = k.least; view_.k <= k.most; ++view_.k) {
+        if (tiles.size(2) == words_of_record()) return *this;
     }
-    throw py::value_error("tiles: records of " + std::to_string(tiles.size(2)) + " words belong to no K from 2 to 5");
+    throw py::value_error("tiles: records of " + std::to_string(tiles.size(2)) + " words belong to no K from " +
+                          std::to_string(k.least) + " to " + std::to_string(k.most));
+}
+
+PackedArgs& PackedArgs::tiles(TensorView& tiles) {
+    tiles.is(Element::i32).shaped({row_tiles(view_.rows), tile_chunks(view_.cols), words_of_record()}).on(device_);
+    view_.words = tiles.data<uint32_t>();
+    return *this;
 }
 
 }  // namespace kbitq

@@ -16,11 +16,15 @@ class PackedArgs {
     // k and groups follow from the codebook: [levels] (rank 1), or [groups, levels] (rank 2).
     PackedArgs& codebook(TensorView& codebook, size_t rank);
     PackedArgs& bits(int k);  // of a matrix without a codebook
+    PackedArgs& bits_of_tiles(const TensorView& tiles);
     // The order of rows: packed int32 [rows, nblk * K] and absmax uint8 [rows, scales], or float32 where an op allows
     // it.
     PackedArgs& planes(TensorView& packed, TensorView& absmax, bool allow_float = false);
-    // The order of tiles: int32 [row_tiles, tile_chunks, tile_words(K)].
+    // The order of tiles: int32 [row_tiles, tile_chunks, record_words(codec, K)].
     PackedArgs& tiles(TensorView& tiles);
+
+    // Words of a record of tiles; throws where this codec has no tiles at this K.
+    int words_of_record() const;
 
     const PackedOutput& writable() const { return view_; }
     PackedMatrix matrix() const { return read_only(view_); }
@@ -29,8 +33,5 @@ class PackedArgs {
     PackedOutput view_{};
     int device_;
 };
-
-// K of tiles, from the words of a record.
-int tile_bits(const TensorView& tiles);
 
 }  // namespace kbitq

@@ -1,10 +1,12 @@
 // Planes in tile order, as the tiled kernels see them. The kernels (ops/linear/tiled_*.cuh) are templates on a decoder;
 // everything that depends on how a weight is coded is a member of a codec or of its decoders. A kernel asks for
 //
-//     Codec     Few, FewSmaller, Many, Sm90                 the decoder of each kernel
+//     Codec     kCodec, kBits, kScaleBlocks                 which matrices it reads
+//               Few, FewSmaller, Many, Sm90                 the decoder of each kernel, for a type of activations
 //               Floats                                      to exact float32 values (codecs/planes_floats.cuh)
 //
 //     Decoder   kRecordBytes, kTableBytes, kWords           bytes of a record and of the table; registers of a lane
+//               kWholeBlocks                                which weights a lane has (format/tile_order.h)
 //               copy_record, load_words, scales_offset      a record from global to shared memory, and to registers
 //               load_level, normalise, fill_table           what comes before the first decoding
 //               decode                                      a subtile to registers of an mma operand
@@ -12,7 +14,8 @@
 //               scales_of_subtile, scales_of_block          scales, for kernels that scale sums
 //
 // How a codebook is normalised, and sums brought back, is the same for all codecs (codecs/tile_levels.cuh). Another
-// codec is a header like this one, one line in ops/linear/tiled_dispatch.cuh, and its order in repack.
+// codec is a header like this one, a list in ops/linear/tiled_dispatch.cuh with its three sources, and its order in
+// repack.
 #pragma once
 
 #include "codecs/packed_matrix.h"
@@ -120,12 +123,15 @@ template <int K>
 struct PlanesTiles {
     static constexpr Codec kCodec = Codec::planes;
     static constexpr int kBits = K;
-    template <int Rows>
+    static constexpr int kScaleBlocks = 1;
+    static constexpr bool kWholeBlocks = false;
+    template <typename T, int Rows>
     using Few = PlanesDecoder<PlanesFew<K, Rows>>;
-    template <int Rows>
+    template <typename T, int Rows>
     using FewSmaller = PlanesDecoder<PlanesFewSmaller<K, Rows>>;
+    template <typename T>
     using Many = PlanesDecoder<PlanesMany<K>>;
-    template <int Rows>
+    template <typename T, int Rows>
     using Sm90 = PlanesDecoder<PlanesSm90<K, Rows>>;
     using Floats = PlanesFloats<K>;
 };

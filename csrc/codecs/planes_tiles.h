@@ -80,6 +80,7 @@ struct PlanesRecord {
     static constexpr int kLevels = 1 << K;  // of a codebook
     static constexpr int kRecordBytes = tile_words(K) * 4;
     static constexpr int kScaleOffset = tile_index_words(K) * 4;  // bytes from the start of a record
+    static constexpr bool kWholeBlocks = false;
 };
 
 // The table in shared memory by which a kernel decodes (codecs/planes_table.cuh draws it). Copies: of each entry.

@@ -18,6 +18,14 @@ __device__ __forceinline__ float load_level(const float* codebook) {
     return level;
 }
 
+// Levels `lane` and `lane` + 32 of 64.
+__device__ __forceinline__ float2 load_two_levels(const float* codebook) {
+    const int lane = threadIdx.x % 32;
+    const float2 levels = make_float2(__ldcg(codebook + lane), __ldcg(codebook + 32 + lane));
+    __syncwarp();
+    return levels;
+}
+
 // The exponent e with 2^e <= largest magnitude < 2^(e+1) of all lanes' levels. 0 if all are zero.
 __device__ __forceinline__ int codebook_exponent(float level) {
     uint32_t largest = __float_as_uint(level) & 0x7FFFFFFFu;
@@ -41,6 +49,14 @@ __device__ __forceinline__ uint32_t normalised_level(float level, int& taken, in
     taken = codebook_exponent(threadIdx.x % 32 < Count ? level : 0.0f) - lift;
     const float v = multiply_exp2(level, -taken);
     return Element<T>::round_pair(v, v);
+}
+
+// The same of 64 levels: `lane` in the low half, `lane` + 32 in the high one.
+template <typename T, int Count>
+__device__ __forceinline__ uint32_t normalised_level(float2 levels, int& taken, int lift) {
+    static_assert(Count == 64);
+    taken = codebook_exponent(fmaxf(fabsf(levels.x), fabsf(levels.y))) - lift;
+    return Element<T>::round_pair(multiply_exp2(levels.x, -taken), multiply_exp2(levels.y, -taken));
 }
 
 // Sums times 2^this are the result (multiply_exp2).

@@ -6,7 +6,7 @@
 
 namespace kbitq::tiled {
 
-// Products by activation type: of the two elements of a register, and the m16n8k16 instruction, for which a register
+// Arithmetic by activation type: on the two elements of a register, and the m16n8k16 instruction, for which a register
 // holds two neighbours along k.
 template <typename T>
 struct Pair;
@@ -18,6 +18,11 @@ struct Pair<__nv_bfloat16> {
         asm("fma.rn.bf16x2 %0, %1, %2, %3;"
             : "=r"(d)
             : "r"(a), "r"(b), "r"(0x80008000u));  // + -0: a product's sign is kept
+        return d;
+    }
+    static __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
+        uint32_t d;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3F803F80u), "r"(b));  // 1 a + b
         return d;
     }
     // d = a b + c with a 16x16 (rows), b 16x8, d and c 16x8 in float32.
@@ -36,6 +41,11 @@ struct Pair<__half> {
     static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
         uint32_t d;
         asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+        return d;
+    }
+    static __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
+        uint32_t d;
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
         return d;
     }
     static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t* a, const uint32_t* b,
@@ -117,10 +127,35 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t sel
     return d;
 }
 
+// byte `Index` of a, times 256, plus c: where a sum of products does what a byte permute could, on other units.
+template <int Index>
+__device__ __forceinline__ uint32_t byte_times_256(uint32_t a, uint32_t c) {
+    uint32_t d;
+    if constexpr (Index < 2) {
+        asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(0x100u << (16 * Index)), "r"(a), "r"(c));
+    } else {
+        asm("dp2a.hi.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(0x100u << (16 * (Index - 2))), "r"(a), "r"(c));
+    }
+    return d;
+}
+__device__ __forceinline__ uint32_t byte_times_256(uint32_t a, int index, uint32_t c) {  // index: known when compiled
+    return index == 0   ? byte_times_256<0>(a, c)
+           : index == 1 ? byte_times_256<1>(a, c)
+           : index == 2 ? byte_times_256<2>(a, c)
+                        : byte_times_256<3>(a, c);
+}
+
 // (a & mask) | c in one instruction.
 __device__ __forceinline__ uint32_t select_or(uint32_t a, uint32_t mask, uint32_t c) {
     uint32_t d;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(c));
+    return d;
+}
+
+// (a & mask) | (b & ~mask) in one instruction.
+__device__ __forceinline__ uint32_t select(uint32_t a, uint32_t b, uint32_t mask) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(d) : "r"(a), "r"(b), "r"(mask));
     return d;
 }
 
@@ -140,6 +175,9 @@ __device__ __forceinline__ uint32_t load_record_32(uint32_t address) {
     uint32_t v;
     asm("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
     return v;
+}
+__device__ __forceinline__ void load_record_64(uint32_t address, uint32_t& low, uint32_t& high) {
+    asm("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(low), "=r"(high) : "r"(address));
 }
 __device__ __forceinline__ uint32_t fresh(uint32_t address) {
     asm volatile("" : "+r"(address)::"memory");

@@ -16,8 +16,14 @@
 //     registers of a k-step    a0 = row g, first two    a1 = row g + 8, first two
 //                              a2 = row g, last two     a3 = row g + 8, last two
 //
-// A subtile is 64 columns of a record, two blocks: 32 weights of a lane, which are the a-operands of four k-steps in 16
-// registers, a[8 * block + 4 * k-step + register].
+// A codec whose indices depend on all of a block gives lane t the whole of it instead, one block of four:
+//
+//     units                  parts of blocks                 whole blocks
+//     u = 0 .. 7 of a        elements 8t .. 8t+7             elements 8m .. 8m+7 of block 4j + t, m = u % 4, j = u / 4
+//     record and lane        of block u
+//
+// A unit is eight neighbours, two k-steps. A subtile is two units, 64 columns of a record for the four lanes of a row:
+// 32 weights of a lane, which are the a-operands of four k-steps in 16 registers, a[8 * unit + 4 * k-step + register].
 #pragma once
 
 #include <cstdint>
@@ -30,6 +36,13 @@ constexpr int kTileRows = 16;   // of a record: the rows of an mma operand
 constexpr int kTileBlocks = 8;  // its blocks of columns
 constexpr int kTileCols = kTileBlocks * kBlock;
 constexpr int kSubtiles = 4;  // of a record
+
+// Which of the 32 groups of eight columns of a record is unit `unit` of lane t. With n for the result, also the
+// inverse: group_of_unit(n / 4, n % 4) = unit * 4 + t.
+template <bool WholeBlocks>
+KBITQ_HD constexpr int group_of_unit(int unit, int t) {
+    return WholeBlocks ? unit / 4 * 16 + t * 4 + unit % 4 : unit * 4 + t;
+}
 
 KBITQ_HD constexpr int64_t row_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 KBITQ_HD constexpr int64_t tile_chunks(int64_t cols) { return (cols + kTileCols - 1) / kTileCols; }

@@ -25,7 +25,7 @@ from kbitq.format import BLOCK, DEFAULT_CODEC, Entry
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-    from kbitq.ops.tiled_linear import Tiles
+    from kbitq.ops.tiles import Tiles
 
 BUILTIN = {DEFAULT_CODEC: "planes", "trellis": "trellis", "trellis/128": "trellis"}
 """The codecs that come with kbitq, and the modules of this package whose ``CODECS`` have them."""

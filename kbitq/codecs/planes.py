@@ -24,7 +24,7 @@ from kbitq.errors import FormatError
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-    from kbitq.ops.tiled_linear import Tiles
+    from kbitq.ops.tiles import Tiles
 
 PACKED, ABSMAX, CODEBOOK = (suffix.removeprefix("_") for suffix in fmt.COMPANION_SUFFIXES)
 ZERO_BYTE, LARGEST_BYTE = 0x00, 0xFF  # of a scale
@@ -135,7 +135,9 @@ class Planes:
         from kbitq.ops import tiled_linear
 
         stack = parts[PACKED], parts[ABSMAX], parts[CODEBOOK], cols
-        return tiled_linear.stack_tiles(*stack) if expert is None else tiled_linear.expert_tiles(*stack, expert)
+        if expert is None:
+            return tiled_linear.stack_tiles(*stack, self.name)
+        return tiled_linear.expert_tiles(*stack, expert, self.name)
 
 
 PLANES = Planes()

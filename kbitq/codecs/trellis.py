@@ -56,9 +56,6 @@ class Trellis(Planes):
     def normal_levels(self, k: int) -> npt.NDArray[np.float32]:
         return codebooks.optimal_trellis(k, self.cut)
 
-    def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> None:
-        return None  # its words have no tile order
-
     def block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         import torch
 

@@ -20,7 +20,7 @@ from kbitq.format import DEFAULT_CODEC
 from kbitq.nn.packed import PackedModule, WeightInfo, by_group, frozen, packed_parameters
 from kbitq.ops import tiled_linear
 from kbitq.ops.linear import autocast
-from kbitq.ops.tiled_linear import Tiles
+from kbitq.ops.tiles import Tiles
 from kbitq.quantized import QuantizedTensor
 
 

@@ -158,9 +158,9 @@ def _linear_cuda(
     flat = x.reshape(-1, cols)
     _check(flat, packed, absmax, codebook, cols, coding)
     out = x.new_empty((flat.shape[0], rows))
-    tiles = tiled_linear.tiles_for(flat, packed, absmax, codebook) if coding == fmt.DEFAULT_CODEC else None
+    tiles = tiled_linear.tiles_for(flat, packed, absmax, codebook, coding)
     if tiles is not None:
-        tiled_linear.multiply_into(flat.contiguous(), tiles.data, tiles.codebook, bias, out)
+        tiled_linear.multiply_into(flat.contiguous(), tiles.data, tiles.codebook, bias, out, coding)
     else:
         _linear_by_panels(flat, packed, absmax, codebook, bias, out, coding)
     return out.view(*x.shape[:-1], rows)

@@ -14,6 +14,7 @@ from helpers.tolerances import LINEAR, LOGITS, relative_error
 from kbitq import ops
 from kbitq.nn import ExpertStack, KbitExperts, dequantize_modules, experts, pack_experts, replace_linears
 from kbitq.ops import tiled_linear
+from kbitq.ops.tiles import Tiles
 
 
 def packed_experts(k: int = 4) -> tuple[nn.Module, nn.Module]:
@@ -173,7 +174,7 @@ def test_grouped_experts_are_those_of_the_models_loop(tokens: int, monkeypatch: 
     packed, args = transformers_experts(4), routed(tokens, "cpu")
     assert packed._grouped_stacks(*args[:2]) is None  # on the CPU
 
-    def product(x: torch.Tensor, weight: tiled_linear.Tiles, offsets: torch.Tensor) -> torch.Tensor:
+    def product(x: torch.Tensor, weight: Tiles, offsets: torch.Tensor) -> torch.Tensor:
         assert offsets.dtype == torch.int32
         bounds = offsets.tolist()
         assert len(weight.codebook) == len(bounds) - 1 == 6

@@ -17,25 +17,28 @@ CARDS = {
     "RTX 5090": (170, 99 * KB, [85, 40, 20]),
     "RTX 3050": (18, 99 * KB, []),
 }
+CODECS = [("planes", k) for k in (2, 3, 4, 5)] + [(c, k) for c in ("trellis", "trellis/128") for k in (1, 2, 3, 4)]
 KS = (2, 3, 4, 5)
 
 
-def plan_of(card: str, k: int, m: int, tiles: int, groups: int, chunks: int) -> dict[str, int]:
-    """As the launcher: where the table of K = 5 does not fit, with the smaller one."""
-    plan = core.few_plan(k, m, tiles, groups, chunks, *CARDS[card])
-    return plan if plan["warps"] else core.few_plan(k, m, tiles, groups, chunks, *CARDS[card], small_table=True)
+def plan_of(card: str, k: int, m: int, tiles: int, groups: int, chunks: int, codec: str = "planes") -> dict[str, int]:
+    """As the launcher: where the usual table does not fit, with the smaller one."""
+    work = (k, m, tiles, groups, chunks, *CARDS[card])
+    plan = core.few_plan(*work, codec=codec)
+    return plan if plan["warps"] else core.few_plan(*work, small_table=True, codec=codec)
 
 
 @given(
     card=st.sampled_from(sorted(CARDS)),
-    k=st.sampled_from(KS),
+    coded=st.sampled_from(CODECS),
     m=st.integers(1, core.few_rows),
     tiles=st.one_of(st.integers(1, 300), st.integers(1, 20000)),
     groups=st.sampled_from((1, 2, 3, 6, 200)),
     chunks=st.integers(1, 300),
 )
-def test_every_cut_covers_the_matrix_and_fits(card, k, m, tiles, groups, chunks):
-    plan = plan_of(card, k, m, tiles, groups, chunks)
+def test_every_cut_covers_the_matrix_and_fits(card, coded, m, tiles, groups, chunks):
+    codec, k = coded
+    plan = plan_of(card, k, m, tiles, groups, chunks, codec)
     multiprocessors, shared, clusters = CARDS[card]
     warps, teams, splits, parts = plan["warps"], plan["teams"], plan["splits"], plan["parts"]
     assert 4 <= warps <= 16

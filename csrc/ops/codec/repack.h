@@ -1,4 +1,4 @@
-// repack: between the planes of a file and the tiles that the tiled kernels read (format/tile_order.h), both ways.
+// repack: between the words of a file and the tiles that the tiled kernels read (format/tile_order.h), both ways.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace kbitq {
 
 struct RepackArgs {
-    PackedOutput packed;  // in the order of rows, E4M4 scales; k: 2..kTileMaxBits; without a codebook
+    PackedOutput packed;  // in the order of rows, E4M4 scales; a codec and k that have tiles; without a codebook
     uint32_t* tiles;      // the same matrix in the order of tiles
     bool inverse;         // false: tiles from packed; true: packed from tiles
 };

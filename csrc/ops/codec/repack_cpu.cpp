@@ -1,44 +1,33 @@
 #include <cstring>
 
-#include "codecs/planes_tiles.h"
+#include "codecs/tile_records.h"
 #include "cpu/parallel.h"
 #include "ops/codec/repack.h"
 
 namespace kbitq {
 namespace {
 
-// Moves the K words of one block between a row of planes and its record.
-void move_block(const RepackArgs& args, uint32_t* record, int row, int block, uint32_t* planes) {
-    for (int bit = 0; bit < args.packed.k; ++bit) {
-        uint32_t plane = args.inverse ? 0u : planes[bit];
-        for (int i = 0; i < kBlock; ++i) {
-            const TileBit at = tile_bit(args.packed.k, row, block * kBlock + i, bit);
-            if (args.inverse) {
-                plane |= ((record[at.word] >> at.shift) & 1u) << i;
-            } else {
-                record[at.word] |= ((plane >> i) & 1u) << at.shift;
-            }
-        }
-        if (args.inverse) planes[bit] = plane;
-    }
-}
-
 void move_record(const RepackArgs& args, int64_t tile, int64_t chunk) {
-    const int64_t nblk = blocks_per_row(args.packed.cols);
-    uint32_t* record = args.tiles + (tile * tile_chunks(args.packed.cols) + chunk) * tile_words(args.packed.k);
-    if (!args.inverse) std::memset(record, 0, sizeof(uint32_t) * static_cast<size_t>(tile_words(args.packed.k)));
+    const PackedOutput& packed = args.packed;
+    const int64_t nblk = blocks_per_row(packed.cols), scales = scales_per_row(packed);
+    const int words = record_words(packed.codec, packed.k, packed.scale_blocks);
+    uint32_t* record = args.tiles + (tile * tile_chunks(packed.cols) + chunk) * words;
+    if (!args.inverse) std::memset(record, 0, sizeof(uint32_t) * static_cast<size_t>(words));
     uint8_t* bytes = reinterpret_cast<uint8_t*>(record);
     for (int row = 0; row < kTileRows; ++row) {
         const int64_t r = tile * kTileRows + row;
         for (int block = 0; block < kTileBlocks; ++block) {
             const int64_t b = chunk * kTileBlocks + block;
-            if (r >= args.packed.rows || b >= nblk) continue;
-            move_block(args, record, row, block, args.packed.words + (r * nblk + b) * args.packed.k);
-            uint8_t& scale = bytes[tile_scale_byte(args.packed.k, row, block)];
-            uint8_t& absmax = args.packed.scales[r * nblk + b];
+            if (r >= packed.rows || b >= nblk) continue;
+            uint32_t* const planes = packed.words + (r * nblk + b) * packed.k;
+            uint8_t& scale = bytes[record_scale_byte(packed.codec, packed.k, packed.scale_blocks, row, block)];
+            uint8_t& absmax = packed.scales[r * scales + b / packed.scale_blocks];
             if (args.inverse) {
+                take_block(packed.codec, packed.k, record, row, block, planes);
                 absmax = scale;
             } else {
+                put_block(packed.codec, packed.k, planes, record, row, block,
+                          [](uint32_t& word, uint32_t bits) { word |= bits; });
                 scale = absmax;
             }
         }

@@ -1,5 +1,5 @@
 // One CTA a record, staged in shared memory; a thread owns one block of one row. Done once a weight: simple, not fast.
-#include "codecs/planes_tiles.h"
+#include "codecs/tile_records.h"
 #include "cuda/launch.cuh"
 #include "ops/codec/repack.h"
 
@@ -10,32 +10,32 @@ constexpr int kThreads = kTileRows * kTileBlocks;
 
 __global__ __launch_bounds__(kThreads) void repack_kernel(const RepackArgs args) {
     __shared__ uint32_t record[tile_words(kTileMaxBits)];
-    const int words = tile_words(args.packed.k);
-    const int64_t nblk = blocks_per_row(args.packed.cols), chunks = tile_chunks(args.packed.cols);
+    const PackedOutput& packed = args.packed;
+    const int words = record_words(packed.codec, packed.k, packed.scale_blocks);
+    const int64_t nblk = blocks_per_row(packed.cols), chunks = tile_chunks(packed.cols);
     uint32_t* const global = args.tiles + static_cast<int64_t>(blockIdx.x) * words;
     for (int i = threadIdx.x; i < words; i += kThreads) record[i] = args.inverse ? global[i] : 0u;
     __syncthreads();
     const int row = threadIdx.x / kTileBlocks, block = threadIdx.x % kTileBlocks;
     const int64_t r = blockIdx.x / chunks * kTileRows + row, b = blockIdx.x % chunks * kTileBlocks + block;
-    uint8_t* const scale = reinterpret_cast<uint8_t*>(record) + tile_scale_byte(args.packed.k, row, block);
-    if (r < args.packed.rows && b < nblk) {
-        uint32_t* const planes = args.packed.words + (r * nblk + b) * args.packed.k;
-        for (int bit = 0; bit < args.packed.k; ++bit) {
-            uint32_t plane = args.inverse ? 0u : planes[bit];
-            for (int i = 0; i < kBlock; ++i) {
-                const TileBit at = tile_bit(args.packed.k, row, block * kBlock + i, bit);
-                if (args.inverse) {
-                    plane |= ((record[at.word] >> at.shift) & 1u) << i;
-                } else if ((plane >> i) & 1u) {
-                    atomicOr(&record[at.word], 1u << at.shift);
-                }
-            }
-            if (args.inverse) planes[bit] = plane;
-        }
+    if (r < packed.rows && b < nblk) {
+        uint8_t* const scale = reinterpret_cast<uint8_t*>(record) +
+                               record_scale_byte(packed.codec, packed.k, packed.scale_blocks, row, block);
+        uint8_t* const absmax =
+            packed.scales + r * scales_per_row(packed.cols, packed.scale_blocks) + b / packed.scale_blocks;
+        uint32_t* const planes = packed.words + (r * nblk + b) * packed.k;
         if (args.inverse) {
-            args.packed.scales[r * nblk + b] = *scale;
+            take_block(packed.codec, packed.k, record, row, block, planes);
         } else {
-            *scale = args.packed.scales[r * nblk + b];  // a byte of a word that no index shares
+            put_block(packed.codec, packed.k, planes, record, row, block,
+                      [](uint32_t& word, uint32_t bits) { atomicOr(&word, bits); });
+        }
+        if (b % packed.scale_blocks == 0) {  // a byte of a word that no index shares
+            if (args.inverse) {
+                *absmax = *scale;
+            } else {
+                *scale = *absmax;
+            }
         }
     }
     if (args.inverse) return;

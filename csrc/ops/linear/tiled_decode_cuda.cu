@@ -10,9 +10,11 @@ namespace {
 
 constexpr int kWarps = 8;
 
-// Values: of a codec (codecs/planes_floats.cuh).
-template <typename T, class Values>
+// Codec: its Floats (codecs/planes_floats.cuh) decode.
+template <typename T, class Codec>
 __global__ __launch_bounds__(kWarps * 32) void decode_kernel(const TiledDecodeArgs args, int64_t records, bool vector) {
+    using Values = typename Codec::Floats;
+    constexpr bool kWholeBlocks = Codec::kWholeBlocks;
     __shared__ __align__(4096) float table[Values::kTableFloats];
     Values::fill_table(table, args.packed.codebook);
     __syncthreads();
@@ -28,7 +30,7 @@ __global__ __launch_bounds__(kWarps * 32) void decode_kernel(const TiledDecodeAr
             for (int part = 0; part < 4; ++part) {
                 const int block = part / 2, half = part % 2;
                 const int64_t row = record / chunks * kTileRows + g + 8 * half;
-                const int64_t col = record % chunks * kTileCols + (2 * s + block) * kBlock + t * 8;
+                const int64_t col = record % chunks * kTileCols + group_of_unit<kWholeBlocks>(2 * s + block, t) * 8;
                 float v[8];
                 values.decode(block, half, v);
                 if (row < args.packed.rows)
@@ -50,10 +52,12 @@ void tiled_decode_cuda(const TiledDecodeArgs& args, int device, void* stream) {
     const unsigned grid = grid_for(divide_up(records, kWarps), device, 8);
     const bool vector = cols % 8 == 0 && all_aligned16({args.out});
     const auto on = static_cast<cudaStream_t>(stream);
-    with_codec("decode", args.packed, [&](auto codec) {
-        with_dtype(args.dtype, [&](auto element) {
-            const auto kernel = decode_kernel<typename decltype(element)::Type, typename decltype(codec)::Floats>;
-            kernel<<<grid, kWarps * 32, 0, on>>>(args, records, vector);
+    with_codecs("decode", args.packed, [&](auto codecs) {
+        codecs.find(args.packed, [&](auto codec) {
+            with_dtype(args.dtype, [&](auto element) {
+                const auto kernel = decode_kernel<typename decltype(element)::Type, decltype(codec)>;
+                kernel<<<grid, kWarps * 32, 0, on>>>(args, records, vector);
+            });
         });
     });
     check_cuda(cudaGetLastError(), "decode", matrix_shape(rows, cols));

@@ -20,6 +20,9 @@
 //     MP = 8   columns = 8 rows              every one
 //     MP = 16  columns = 8 rows, twice       the weights are scaled instead
 //
+// Where a lane has whole blocks (format/tile_order.h), the four lanes of a row have four blocks in one mma, so columns
+// must tell four blocks apart or the weights are scaled: there is no MP = 4, and at MP = 8 the weights are scaled.
+//
 // MP: rows of x that an instance has room for. Decoder: of a codec (codecs/planes_tiles.cuh).
 #pragma once
 
@@ -30,15 +33,17 @@ namespace kbitq::tiled {
 
 // A lane's own activations of a chunk: for each group q of 8 / MP blocks, 8 neighbours of its row and block (MP = 16:
 // of row g, then of row g + 8).
-template <typename T, int MP>
+template <typename T, int MP, bool WholeBlocks>
 __device__ __forceinline__ void fetch_activations(const FewParams& p, int chunk, uint4 (&own)[MP]) {
     constexpr int kBlocks = MP < 8 ? 8 / MP : 1;  // side by side in the columns
-    const int lane = threadIdx.x % 32, g = lane / 4, first = g / MP * kBlock + lane % 4 * 8;
+    constexpr bool kTurned = WholeBlocks && MP >= 8;
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const int first = kTurned ? group_of_unit<true>(0, lane % 4) * 8 : g / MP * kBlock + lane % 4 * 8;
     const T* const source =
         static_cast<const T*>(p.x) + g % MP * p.cols + static_cast<int64_t>(chunk) * kTileCols + first;
 #pragma unroll
     for (int q = 0; q < MP; ++q) {
-        const int offset = q % 8 * kBlocks * kBlock;
+        const int offset = kTurned ? group_of_unit<true>(q % 8, 0) * 8 : q % 8 * kBlocks * kBlock;
         const T* const from = source + q / 8 * 8 * p.cols + offset;
         own[q] = make_uint4(0, 0, 0, 0);
         if (g % MP + q / 8 * 8 >= p.m) continue;
@@ -62,11 +67,37 @@ __device__ __forceinline__ void touch_activations(const FewParams& p, int chunk)
     }
 }
 
+// spread_activations where a lane has whole blocks: the lane whose block a column has gets all 32 activations of it,
+// from the four lanes that fetched them. b[unit][2 * k-step + register].
+template <int MP>
+__device__ __forceinline__ void spread_to_owners(const uint4 (&own)[MP], uint32_t (&b)[8][4]) {
+    static_assert(MP <= 2);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int q = 0; q < MP; ++q) {
+        const uint32_t all[4] = {own[q].x, own[q].y, own[q].z, own[q].w};
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const uint32_t value = __shfl_sync(0xFFFFFFFFu, all[r], g * 4 + m);
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    if (MP == 2 && j != q) continue;
+                    b[4 * j + m][r] = (MP == 1 ? 4 * j + t == g : t == g / 2) ? value : 0;
+                    asm volatile("" : "+r"(b[4 * j + m][r]));
+                }
+            }
+        }
+    }
+}
+
 // Makes b-operands of a lane's activations: b[block][2 * k-step + register], zero where the column is not the block's.
 // The asm keeps the zeros in registers; without it the compiler selects them again in the loop.
-template <int MP>
+template <int MP, bool WholeBlocks>
 __device__ __forceinline__ void spread_activations(const uint4 (&own)[MP], uint32_t (&b)[kOperands<MP>][4]) {
     constexpr int kBlocks = MP < 8 ? 8 / MP : 1;
+    if constexpr (WholeBlocks && MP < 8) return spread_to_owners<MP>(own, b);
     const int mine = threadIdx.x % 32 / 4 / MP;
 #pragma unroll
     for (int block = 0; block < kOperands<MP>; ++block) {
@@ -84,15 +115,16 @@ __device__ __forceinline__ void spread_activations(const uint4 (&own)[MP], uint3
 // Scales the sums of group q of blocks and adds them to `sum` (rows g, g, g+8, g+8). `scales`: the address of the
 // scales of the lane's rows.
 template <class Decoder, int MP>
-__device__ __forceinline__ void add_scaled(const float (&c)[4], uint32_t scales, int q, float (&sum)[4]) {
+__device__ __forceinline__ void add_scaled(const Decoder& decoder, const float (&c)[4], uint32_t scales, int q,
+                                           float (&sum)[4]) {
     const int t = threadIdx.x % 4;
     if constexpr (MP == 1) {
         RowScales even, odd;  // of blocks 2t and 2t + 1, the lane's two columns
-        Decoder::scales_of_subtile(scales, t, even, odd);
+        decoder.scales_of_subtile(scales, t, even, odd);
         sum[0] = c[0] * even.low + c[1] * odd.low;
         sum[2] = c[2] * even.high + c[3] * odd.high;
     } else {
-        const RowScales scale = Decoder::scales_of_block(scales, q * (8 / MP) + 2 * t / MP);
+        const RowScales scale = decoder.scales_of_block(scales, q * (8 / MP) + 2 * t / MP);
         sum[0] += c[0] * scale.low;
         sum[1] += c[1] * scale.low;
         sum[2] += c[2] * scale.high;
@@ -136,7 +168,7 @@ __device__ __forceinline__ void multiply_record(uint32_t own, uint32_t scales, c
 #pragma unroll
                     for (int r = 0; r < 4; ++r) even[r] += odd[r];
                 }
-                add_scaled<Decoder, MP>(even, scales, block / kBlocks, sum[0]);
+                add_scaled<Decoder, MP>(decoder, even, scales, block / kBlocks, sum[0]);
             }
         }
     }
@@ -239,7 +271,7 @@ __global__ __launch_bounds__(kFewMaxWarps * 32, 1) void few_kernel(const FewPara
 
     // What does not change (ops/codec/repack.h) is read before the kernel ahead has ended: the codebook, which the
     // table waits for, goes ahead of the weights, or it would wait for all of those.
-    const float level = Decoder::load_level(p.codebook, share.group);
+    const auto level = Decoder::load_level(p.codebook, share.group);
     // Many copies at once hold up what else is fetched: where the activations are next, all but one come after them.
     constexpr int kAtOnce = Layout::kAhead ? 1 : kStages - 1;
 #pragma unroll
@@ -253,7 +285,7 @@ __global__ __launch_bounds__(kFewMaxWarps * 32, 1) void few_kernel(const FewPara
     wait_for_dependency();
     constexpr bool kAhead = Layout::kAhead;
     uint4 fetched[MP] = {};
-    if (kAhead && share.own_passes > 0) fetch_activations<T, MP>(p, share.chunk0, fetched);
+    if (kAhead && share.own_passes > 0) fetch_activations<T, MP, Decoder::kWholeBlocks>(p, share.chunk0, fetched);
     if (MP <= 2 && p.vector_x) {
         for (int pass = 1; pass < share.own_passes; ++pass)
             touch_activations<T>(p, share.chunk0 + pass * share.chunk_step);
@@ -269,9 +301,10 @@ __global__ __launch_bounds__(kFewMaxWarps * 32, 1) void few_kernel(const FewPara
         const bool has_chunk = pass < share.own_passes;
         uint32_t b[kOperands<MP>][4];
         const int chunk = share.chunk0 + pass * share.chunk_step;
-        if (!kAhead && has_chunk) fetch_activations<T, MP>(p, chunk, fetched);
-        spread_activations<MP>(fetched, b);
-        if (kAhead && pass + 1 < share.own_passes) fetch_activations<T, MP>(p, chunk + share.chunk_step, fetched);
+        if (!kAhead && has_chunk) fetch_activations<T, MP, Decoder::kWholeBlocks>(p, chunk, fetched);
+        spread_activations<MP, Decoder::kWholeBlocks>(fetched, b);
+        if (kAhead && pass + 1 < share.own_passes)
+            fetch_activations<T, MP, Decoder::kWholeBlocks>(p, chunk + share.chunk_step, fetched);
         for (int done = 0; done < share.tiles; done += p.batch) {
             const int these = min(p.batch, share.tiles - done);
             float* out = sums + (share.team * p.team_warps + share.team_warp) * kSums;

@@ -16,18 +16,20 @@ constexpr int kFewMaxWarps = 16, kFewMaxSplitShift = 3, kFewMaxSplits = 1 << kFe
 // How an instance of the kernel is made up, measured on an H200. MP: rows of x it has room for.
 template <class Decoder, int MP>
 struct FewLayout {
-    static constexpr int kLargeRecord = 2304;         // bytes; more than those of 4 bits a weight
-    static constexpr bool kScaledWeights = MP == 16;  // weights are scaled, instead of sums
+    static constexpr int kLargeRecord = 2304;  // bytes; more than those of 4 bits a weight
+    static constexpr bool kScaledWeights = MP == 16 || (MP >= 4 && Decoder::kWholeBlocks);  // instead of sums
     static constexpr int kStages = MP == 8 || (MP == 1 && Decoder::kRecordBytes < kLargeRecord) ? 3 : 2;  // of a ring
     static constexpr bool kAhead = MP == 1;  // registers are left to fetch a chunk's activations before their turn
 };
 
 // The instance for m rows of x: run(std::integral_constant<int, MP>).
-template <typename Run>
+template <bool WholeBlocks, typename Run>
 void with_few_rows(int64_t m, Run&& run) {
     if (m == 1) return run(std::integral_constant<int, 1>{});
     if (m == 2) return run(std::integral_constant<int, 2>{});
-    if (m <= 4) return run(std::integral_constant<int, 4>{});
+    if constexpr (!WholeBlocks) {
+        if (m <= 4) return run(std::integral_constant<int, 4>{});
+    }
     if (m <= 8) return run(std::integral_constant<int, 8>{});
     run(std::integral_constant<int, 16>{});
 }

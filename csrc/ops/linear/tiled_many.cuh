@@ -38,14 +38,14 @@ struct ManyLayout {
 };
 
 // Copies the columns of one chunk of 8 * NT rows of x, from row m0 on, to shared memory; zeros past the ends. All
-// threads take part: a warp copies a row.
-template <typename T, int NT, int RowBytes>
+// threads take part: a warp copies a row, in the order of units (format/tile_order.h).
+template <typename T, int NT, int RowBytes, bool WholeBlocks>
 __device__ __forceinline__ void copy_activations(const TiledParams& p, const T* x, int64_t m0, int64_t m, int chunk,
                                                  uint8_t* to) {
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, unit = group_of_unit<WholeBlocks>(lane / 4, lane % 4);
     const int64_t col = static_cast<int64_t>(chunk) * kTileCols + lane * 8;
     for (int line = threadIdx.x / 32; line < 8 * NT; line += warps) {
-        uint8_t* const place = to + line * RowBytes + lane * 16;
+        uint8_t* const place = to + line * RowBytes + unit * 16;
         const bool inside = m0 + line < m && col < p.cols;
         const T* const source = x + (inside ? (m0 + line) * p.cols + col : 0);
         if (p.vector_x) {
@@ -120,7 +120,7 @@ __global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void ma
 
     // Weights and codebook do not change (ops/codec/repack.h) and are read before the kernel ahead has ended; x and
     // offsets are its results.
-    const float level = Decoder::load_level(p.codebook, share.group);
+    const auto level = Decoder::load_level(p.codebook, share.group);
     launch_dependents();
     if (p.offsets) wait_for_dependency();
     const int expert = share.group / p.groups_per_expert;
@@ -144,7 +144,8 @@ __global__ __launch_bounds__(ManyLayout<Decoder, NT>::kMaxWarps * 32, 1) void ma
     };
     const auto copy_x = [&](int chunk, int slot, int64_t m0) {
         if (chunk < share.end)
-            copy_activations<T, NT, Layout::kRowBytes>(p, x, m0, m, chunk, staged + slot * Layout::kActivations);
+            copy_activations<T, NT, Layout::kRowBytes, Decoder::kWholeBlocks>(p, x, m0, m, chunk,
+                                                                              staged + slot * Layout::kActivations);
         copy_async_commit();
     };
 

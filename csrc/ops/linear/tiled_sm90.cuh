@@ -58,8 +58,8 @@ struct ArrangeParams {
     bool vector_x;
 };
 
-// A thread brings a row of a block to its place.
-template <typename T>
+// A thread brings a row of a block to its place: of four units, one of each lane (format/tile_order.h).
+template <typename T, bool WholeBlocks>
 __global__ __launch_bounds__(kArrangeThreads) void arrange_kernel(const ArrangeParams p) {
     launch_dependents();
     const int unit = blockIdx.x * kArrangeThreads + threadIdx.x, row = unit % p.n, block = unit / p.n;
@@ -69,7 +69,8 @@ __global__ __launch_bounds__(kArrangeThreads) void arrange_kernel(const ArrangeP
     uint4 v[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-        const int64_t col = static_cast<int64_t>(block) * kBlock + t * 8;
+        const int64_t col = static_cast<int64_t>(block / kTileBlocks) * kTileCols +
+                            group_of_unit<WholeBlocks>(block % kTileBlocks, t) * 8;
         v[t] = make_uint4(0, 0, 0, 0);
         if (row >= p.m) continue;
         if (p.vector_x) {
@@ -146,7 +147,7 @@ __global__ __launch_bounds__(Warpgroups * 128, 1) void sm90_kernel(const TiledPa
 
     // Weights and codebook do not change (ops/codec/repack.h) and are read before the kernel ahead has ended; x is its
     // result.
-    const float level = Decoder::load_level(p.codebook, share.group);
+    const auto level = Decoder::load_level(p.codebook, share.group);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) copy_weights(share.first + s, s);
     launch_dependents();

@@ -1,0 +1,8 @@
+// The kernel for few rows of x: trellis, a scale for each block.
+#include "ops/linear/tiled_few_launch.cuh"
+
+namespace kbitq::tiled {
+
+template void few_product<TrellisCodecs>(const TiledLinearArgs&, int, cudaStream_t);
+
+}  // namespace kbitq::tiled
