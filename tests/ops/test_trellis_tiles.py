@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from helpers.tolerances import LINEAR
 from kbitq._core import core
+from kbitq.codecs import trellis_reference as reference
 from kbitq.ops import codec as codec_ops
 from kbitq.ops import linear as linear_op
 from kbitq.ops import tiled_linear, tiles
@@ -86,6 +87,44 @@ def test_every_bit_has_a_place_of_its_own(k):
             assert value.bit_count() == 1
             seen.add((int(where[0]), value))
     assert len(seen) == 8 * k * 32
+
+
+def turned(word: int, left: int) -> int:
+    """A 32-bit word rotated left."""
+    left %= 32
+    return (word << left | word >> (32 - left)) & 0xFFFFFFFF
+
+
+def pair_of_byte(z: int) -> list[int]:
+    """Index bits 0 to 3 of both weights of a pair, from a byte of the table index (csrc/codecs/trellis_tiles.h)."""
+    bit = [z >> i & 1 for i in range(8)]
+    even = bit[5] | bit[0] << 1 | (bit[0] ^ bit[1] ^ bit[2] ^ bit[5] ^ bit[6]) << 2 | bit[4] << 3
+    odd = bit[6] | (bit[1] ^ bit[5]) << 1 | (bit[1] ^ bit[2] ^ bit[3] ^ bit[5]) << 2 | bit[7] << 3
+    return [even, odd]
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_record_is_read_as_its_drawing_says(k):
+    """Pairs of neighbours from bytes of q, x and u, as the GPU's kernels look them up, against the specification."""
+    generator = torch.Generator().manual_seed(k)
+    packed = torch.randint(-(2**31), 2**31, (16, 8 * k), generator=generator, dtype=torch.int64).int()
+    want = reference.indices(packed.numpy(), k)
+    record = torch.ops.kbitq.tile(packed, torch.zeros(16, 8, dtype=torch.uint8), 256, "trellis").flatten().tolist()
+    for row in range(16):
+        for block in range(8):
+            lane, first = row % 8 * 4 + block % 4, (block // 4 * 2 + row // 8) * k
+            words = [record[n // 4 * 128 + lane * 4 + n % 4] & 0xFFFFFFFF for n in range(first, first + k)]
+            q, u = words[0], words[1]
+            x = q ^ turned(q, -2) ^ (turned(q, -4) & 0xAAAAAAAA)
+            for i in range(0, 32, 2):
+                byte = turned(x, -i) & 0x0F | turned(q, -i) & 0x60 | turned(u, -i) & 0x90
+                pair = pair_of_byte(byte)
+                if k == 3:
+                    m, j = i // 8, i % 8 // 2
+                    unit = m % 2 * 8 + (4 + j if m // 2 else 3 - j)
+                    top = turned(words[2], -(1 + 2 * unit))
+                    pair = [pair[0] | (top & 1) << 4, pair[1] | (top >> 1 & 1) << 4]
+                assert pair == want[row, block, i : i + 2].tolist(), (row, block, i)
 
 
 @pytest.mark.parametrize(("codec", "words"), [("trellis", 32), ("trellis/128", 8)])
