@@ -27,6 +27,7 @@ def command(
     length: calibrating.Length = 2048,
     seed: calibrating.Seed = 0,
     hessian_block: calibrating.HessianBlock = 8192,
+    max_memory: calibrating.MaxMemory = None,
     device: running.Device = "auto",
     dtype: running.ComputeDtype = "auto",
     trust_remote_code: running.TrustRemoteCode = False,
@@ -46,7 +47,7 @@ def command(
     from kbitq.cli.views import calibration
     from kbitq.cli.views.text import count_text
 
-    options = Options(samples, length, seed, field, hessian_block, device, dtype, trust_remote_code, force)
+    options = Options(samples, length, seed, field, hessian_block, device, dtype, trust_remote_code, force, max_memory)
     folder = sources.local(model)
     with console.progress("running", lambda rate: f"{count_text(rate)} tokens") as progress:
         made = calibrate(folder, text, out, options, progress)

@@ -43,6 +43,16 @@ HessianBlock = Annotated[
         help="Of an input with more columns, only blocks of so many on the diagonal are kept. 0: keep all.",
     ),
 ]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(
+        metavar="SIZE",
+        parser=parsing.size,
+        show_default="what is free",
+        help="Keep within this much memory beyond the interpreter: 8GB, 2GiB. A model that does not fit is run layer "
+        "by layer.",
+    ),
+]
 Output = Annotated[
     Path,
     files.OUTPUT,

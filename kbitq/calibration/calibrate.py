@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kbitq.calibration.collect import Collector, NotSharedError
+from kbitq.calibration.capacity import check_layers_fit, fits_whole
+from kbitq.calibration.collect import Collector, NotSharedError, experts_one_by_one
+from kbitq.calibration.layers import LayerRun
 from kbitq.calibration.samples import LENGTH, SAMPLES, SEED, draw, fingerprint, read_files
+from kbitq.calibration.skeleton import Skeleton
 from kbitq.calibration.statistics import SUMMARY_FILE, Summary, hessian_nbytes
 from kbitq.calibration.weights import Weight, find_weights
 from kbitq.calibration.writer import Gathered, StatisticsWriter
@@ -27,7 +29,7 @@ from kbitq.checkpoint.source.progress import Progress
 from kbitq.errors import CalibrationError
 from kbitq.eval.failures import told
 from kbitq.eval.texts import FIELD
-from kbitq.integrations.transformers.loading import load_any_model, load_tokenizer
+from kbitq.integrations.transformers.loading import load_any_model, load_tokenizer, resolve_device
 from kbitq.text_safety import shown
 
 HESSIAN_BLOCK = 8192
@@ -45,6 +47,7 @@ class Options:
         field: of the objects of a ``.jsonl`` file, the one that holds the text.
         hessian_block: of a wider input, only blocks of so many columns on the diagonal of H are kept; 0 keeps all.
         device: ``auto``, ``cpu`` or ``cuda``.
+        max_memory: bytes of host memory to keep within, beyond the interpreter; None: what is free.
         dtype: that the model computes in: ``auto`` (its config's), ``float32``, ``bfloat16`` or ``float16``.
         trust_remote_code: run Python files that come with the model.
         force: replace statistics that exist.
@@ -59,6 +62,7 @@ class Options:
     dtype: str = "auto"
     trust_remote_code: bool = False
     force: bool = False
+    max_memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,29 +109,75 @@ def calibrate(
     folder, out = Path(model), Path(out)
     checkpoint = open_checkpoint(folder)
     check_destination(checkpoint, out, options.force, is_file=False, marker=SUMMARY_FILE)
-    loaded = load_any_model(
-        folder, device=options.device, dtype=options.dtype, trust_remote_code=options.trust_remote_code
-    )
+    device = resolve_device(options.device)
+    skeleton = loaded = None
+    if fits_whole(checkpoint, _block(options), device, options.max_memory):
+        loaded = load_any_model(
+            folder, device=device, dtype=options.dtype, trust_remote_code=options.trust_remote_code
+        )  # fmt: skip
+    else:
+        skeleton = Skeleton(folder, checkpoint, device, options.dtype)
+        loaded = skeleton.model
     windows, notes = _windows(loaded, folder, [Path(text) for text in texts], options)
     weights, left_out = find_weights(loaded, checkpoint.tensors)
     if not weights:
         raise CalibrationError(f"{folder} has no weight that would be quantized", hint="give the unquantized model")
-    with StatisticsWriter(out, {}) as writer:
+    about = {"sha256": fingerprint(windows), "samples": len(windows), "length": windows.shape[1], "seed": options.seed}
+    job = _Job(options, weights, windows, progress, {"sha256": fingerprint_of_model(checkpoint)}, about)
+    with StatisticsWriter(out, job.key(device)) as writer:
         writer.check_space(sum(hessian_nbytes(w.columns, _block(options), w.experts or 1) for w in weights))
-        found, unseen = collect(loaded, weights, windows, _block(options), progress)
-        if not found:
+        unseen = job.whole(loaded, writer) if skeleton is None else job.by_layers(skeleton, writer)
+        if not writer.entries:
             raise CalibrationError(
                 f"{folder}: no input of {shown(weights[0].name)} or another weight to be quantized was seen",
                 hint="only weights that torch.nn.functional.linear multiplies by have statistics",
             )
-        notes += _about_missing([*left_out, *unseen])
-        writer.add(found)
-        about = {"sha256": fingerprint(windows), "samples": len(windows), "length": windows.shape[1]}
-        summary = writer.finish(
-            {"sha256": fingerprint_of_model(checkpoint)}, {**about, "seed": options.seed}, versions(),
-            replace=options.force,
-        )  # fmt: skip
+        summary = writer.finish(job.model, job.text, versions(), replace=options.force)
+    notes += _about_missing([*left_out, *unseen])
     return Calibration(out, summary, windows.numel(), time.monotonic() - started, notes)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be run, and on what; ``model`` and ``text`` are what the folder says of them."""
+
+    options: Options
+    weights: Sequence[Weight]
+    windows: Tensor
+    progress: Callable[[Progress], None] | None
+    model: dict[str, Any]
+    text: dict[str, Any]
+
+    def key(self, device: str) -> dict[str, Any]:
+        """What every H depends on."""
+        how = {"block": self.options.hessian_block, "dtype": self.options.dtype, "device": device}
+        return {**how, "model": self.model, "text": self.text, "versions": versions()}
+
+    def whole(self, model: Any, writer: StatisticsWriter) -> list[str]:
+        """Run the whole model, and write every H; the names of weights that were given nothing."""
+        writer.start_over()
+        found, unseen = collect(model, self.weights, self.windows, _block(self.options), self.progress)
+        writer.add(found)
+        return unseen
+
+    def by_layers(self, skeleton: Skeleton, writer: StatisticsWriter) -> list[str]:
+        """Run layer by layer, from where an earlier run was cut; the names of weights that were given nothing."""
+        block, total = _block(self.options), self.windows.numel() * (len(skeleton.layers) + 1)
+        on_disk = check_layers_fit(skeleton, self.weights, self.windows, block, self.options.max_memory)
+        done = 0
+
+        def step(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            if self.progress is not None:
+                self.progress(Progress(done, total, ""))
+
+        batches = self.windows.split(_windows_at_once(self.windows))
+        with experts_one_by_one(skeleton.model, self.weights):
+            run = LayerRun(skeleton, self.weights, batches, block, writer.folder if on_disk else None, step)
+            run.run(writer.add, writer.steps)
+        seen = {name for entry in writer.entries for name in entry.tensors}
+        return [name for weight in self.weights for name in weight.sources if name not in seen]
 
 
 def collect(
@@ -150,7 +200,7 @@ def collect(
         Every H, and the names in the files of weights that were given nothing.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    with _experts_one_by_one(model, weights):
+    with experts_one_by_one(model, weights):
         for share in (True, False):  # again, if weights looked as if they shared an input, and did not
             collector = Collector(weights, parameters, block, share=share)
             try:
@@ -164,26 +214,12 @@ def collect(
 def _run(model: Any, windows: Tensor, collector: Collector, progress: Callable[[Progress], None] | None) -> None:
     base = model.base_model  # no logits: what they are made with is not quantized
     done = 0
-    for ids in windows.split(max(1, _BATCH_TOKENS // windows.shape[1])):
+    for ids in windows.split(_windows_at_once(windows)):
         with told("the model cannot read the tokens"), torch.no_grad(), collector:
             base(input_ids=ids.to(model.device))
         done += ids.numel()
         if progress is not None:
             progress(Progress(done, windows.numel(), ""))
-
-
-@contextmanager
-def _experts_one_by_one(model: Any, weights: Sequence[Weight]) -> Iterator[None]:
-    """Has fused experts multiplied one by one, as they are collected, where a model offers other ways as well."""
-    if all(weight.experts is None for weight in weights) or not hasattr(model, "set_experts_implementation"):
-        yield
-        return
-    before = model.get_experts_implementation()
-    model.set_experts_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_experts_implementation(before)
 
 
 def _windows(model: Any, folder: Path, texts: Sequence[Path], options: Options) -> tuple[Tensor, list[str]]:
@@ -195,6 +231,10 @@ def _windows(model: Any, folder: Path, texts: Sequence[Path], options: Options) 
     if isinstance(takes, int) and takes < length:
         length, notes = takes, [f"the model takes {takes:,} tokens, so windows have as many, not {options.length:,}"]
     return draw(ids, options.samples, length, options.seed), notes
+
+
+def _windows_at_once(windows: Tensor) -> int:
+    return max(1, _BATCH_TOKENS // windows.shape[1])
 
 
 def _block(options: Options) -> int | None:

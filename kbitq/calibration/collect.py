@@ -8,7 +8,8 @@ address: no architecture is, and an expert is where its matrix begins in the sta
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -160,6 +161,20 @@ class Collector(TorchFunctionMode):
         if within or tuple(weight.shape) != known.shape[-2:] or expert >= (known.experts or 1):
             return None
         return known, expert
+
+
+@contextmanager
+def experts_one_by_one(model: Any, weights: Sequence[Weight]) -> Iterator[None]:
+    """Has fused experts multiplied one by one, as they are collected, where a model offers other ways as well."""
+    if all(weight.experts is None for weight in weights) or not hasattr(model, "set_experts_implementation"):
+        yield
+        return
+    before = model.get_experts_implementation()
+    model.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -7,7 +7,7 @@ is found with transformers' own functions, so nothing here knows an architecture
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,23 @@ class Weight:
         return self.shape[-1]
 
 
+@dataclass
+class Way:
+    """How a parameter or buffer of a model is made from tensors of its files.
+
+    Attributes:
+        name: of the parameter.
+        shape: of it.
+        parts: names in the files. Each list is stacked, and the stacks are concatenated by rows.
+        stacked: whether that is so; else the one tensor is the parameter.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parts: list[list[str]] = field(default_factory=list)
+    stacked: bool = False
+
+
 def find_weights(model: Any, tensors: Mapping[str, SourceTensor]) -> tuple[list[Weight], list[str]]:
     """The weights of a model that the default selection would quantize, in the order of its parameters.
 
@@ -54,39 +71,43 @@ def find_weights(model: Any, tensors: Mapping[str, SourceTensor]) -> tuple[list[
         The weights, and the names in the files of those that are neither a matrix of the model nor part of a stack.
     """
     selection = Selection(_LEAST_K)
-    wanted = [t for t in tensors.values() if selection.verdict(t.name, t.shape, t.dtype).quantize]
+    wanted = {t.name for t in tensors.values() if selection.verdict(t.name, t.shape, t.dtype).quantize}
+    found = []
+    for way in find_ways(model, tensors):
+        if len(way.shape) == 2 or is_fused_experts(way.name, way.shape):
+            placed = {s: i if way.stacked else None for part in way.parts for i, s in enumerate(part) if s in wanted}
+            found += [Weight(way.name, way.shape, placed)] if placed else []
+    known = {source for weight in found for source in weight.sources}
+    return found, [name for name in tensors if name in wanted - known]
+
+
+def find_ways(model: Any, tensors: Mapping[str, SourceTensor]) -> list[Way]:
+    """How each parameter and buffer is made from the files, in the model's order.
+
+    Left out are those that are made in another way than by taking a tensor, or stacking tensors.
+    """
     given = get_model_conversion_mapping(model)
     renamings = [c for c in given if isinstance(c, WeightRenaming)]
     converters = [c for c in given if isinstance(c, WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-    state, shapes = model.state_dict(), {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
-    found: dict[str, Weight] = {}
-    parts: dict[tuple[str, str], list[str]] = {}
-    left_out = []
-    for tensor in wanted:
+    state = model.state_dict()
+    plain: dict[str, str] = {}
+    parts: dict[str, dict[str, list[str]]] = {}
+    for tensor in tensors.values():
         name, pattern = rename_source_key(tensor.name, renamings, converters, model.base_model_prefix, state)
-        shape, converter = shapes.get(name), by_pattern.get(str(pattern))
-        if shape is None or not _is_matrix_or_stack(name, shape):
-            left_out.append(tensor.name)
-        elif converter is None and shape == tensor.shape:
-            found.setdefault(name, Weight(name, shape)).sources[tensor.name] = None
-        elif len(shape) == 3 and len(tensor.shape) == 2 and stacks_rows(converter):
-            found.setdefault(name, Weight(name, shape))
-            parts.setdefault((name, str(pattern)), []).append(tensor.name)
-        else:
-            left_out.append(tensor.name)
-    for (name, _), sources in parts.items():  # one list for the gates of all experts, one for the ups
-        found[name].sources.update({source: i for i, source in enumerate(sorted(sources, key=_by_number))})
-    return sorted(found.values(), key=_order_of(shapes)), left_out
-
-
-def _is_matrix_or_stack(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or is_fused_experts(name, shape)
-
-
-def _order_of(names: Iterable[str]) -> Any:
-    places = {name: i for i, name in enumerate(names)}
-    return lambda weight: places[weight.name]
+        if name in state and pattern is None and tuple(state[name].shape) == tensor.shape:
+            plain[name] = tensor.name
+        elif name in state and pattern is not None and stacks_rows(by_pattern.get(str(pattern))):
+            of_target = parts.setdefault(name, {str(p): [] for p in by_pattern[str(pattern)].source_patterns})
+            of_target[str(pattern)].append(tensor.name)
+    ways = []
+    for name, held in state.items():
+        if name in plain:
+            ways.append(Way(name, tuple(held.shape), [[plain[name]]]))
+        elif name in parts:
+            ordered = [sorted(part, key=_by_number) for part in parts[name].values()]
+            ways.append(Way(name, tuple(held.shape), ordered, stacked=True))
+    return ways
 
 
 def _by_number(name: str) -> list[Any]:

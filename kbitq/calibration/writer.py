@@ -89,9 +89,7 @@ class StatisticsWriter:
         self._staging.__enter__()
         try:
             if not self._take_up():
-                self._staging.clear()
-                self.entries, self.steps, self._parts = [], 0, []
-                self._note({"key": self._key})
+                self.start_over()
         except BaseException:
             self._staging.__exit__()
             raise
@@ -100,9 +98,20 @@ class StatisticsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.steps == 0 and self._staging.folder.exists():
+        if not self.entries and self._staging.folder.exists():
             self._staging.discard()  # nothing worth going on from
         self._staging.__exit__()
+
+    @property
+    def folder(self) -> Path:
+        """For files that are needed while the output is made; whoever makes one removes it."""
+        return self._staging.folder
+
+    def start_over(self) -> None:
+        """Throw away what is written."""
+        self._staging.clear()
+        self.entries, self.steps, self._parts = [], 0, []
+        self._note({"key": self._key})
 
     def check_space(self, nbytes: int) -> None:
         """Raise NoSpaceError unless the disk can hold ``nbytes`` of H in all."""
