@@ -15,6 +15,8 @@ GREY = "#5d6978"
 LOOKS = {
     "kbitq --bpw": ("#1f5fd6", "circle", True),
     "kbitq, one K": ("#6fa8ff", "circle", True),
+    "kbitq, trellis": ("#7a3fc0", "circle", True),
+    "kbitq, trellis, scale block 128": ("#b58be0", "circle", True),
     "llama.cpp": (GREY, "diamond", False),
     "bitsandbytes": ("#a0651a", "square", False),
     "EXL3, without calibration": ("#d9602b", "triangle-up", True),

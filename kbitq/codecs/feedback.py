@@ -1,0 +1,155 @@
+"""Error feedback: each block is quantized knowing the errors of those before it, so that outputs, and not weights, stay near.
+
+With H the sum over a calibration text of x x^T of a layer's inputs, what a quantized weight costs its layer is
+``tr(E H E^T)``, E = W - W'. The columns go from left to right (GPTQ: Frantar et al. 2022; in blocks, LDLQ: Chee et al.
+2023). With U the upper Cholesky factor of the inverse of H (damped), the error of column j, divided by ``U_jj``, is
+taken from the columns to its right, each times its ``U_j,:``. Rows do not depend on each other.
+
+* ``planes``: the scales of a block are chosen when it is entered, on what is left of its weights by then, with error
+  weights ``1 / U_jj^2``; then its 32 columns are rounded one by one.
+* ``trellis``: the columns that share a scale are one decision, with the same error weights; their errors are then solved
+  through their triangle of U.
+
+The products run through a GEMM: bytes are equal for one kind of device and one number of threads, not across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kbitq.codecs.base import Request
+from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED, Planes
+from kbitq.codecs.scales import decode_absmax_e4m4
+from kbitq.errors import CalibrationError
+from kbitq.format import BLOCK, DEFAULT_CODEC
+
+DAMPING = 0.01  # of the mean of H's diagonal, added to it
+MOST_DAMPING = 1.0
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What feedback needs of an H.
+
+    Attributes:
+        upper: U, float32 ``[cols, cols]``, upper triangular.
+        dead: bool ``[cols]``, inputs that were always 0: their weights become 0.
+        damping: that it took, as a share of the mean of H's diagonal.
+    """
+
+    upper: Tensor
+    dead: Tensor
+    damping: float
+
+    def to(self, device: torch.device | str) -> Factor:
+        """The same on a device."""
+        return replace(self, upper=self.upper.to(device), dead=self.dead.to(device))
+
+
+def factorise(h: Tensor, damping: float = DAMPING) -> Factor:
+    """The factor of an H, computed in float64 on its device.
+
+    Args:
+        h: ``[cols, cols]``, symmetric, with no negative eigenvalue but for rounding.
+        damping: the first one tried; where H is not positive definite with it, ten times as much, up to 1.
+
+    Raises:
+        CalibrationError: H is not finite, has a negative diagonal, or is not positive definite with any damping.
+    """
+    diagonal = h.diagonal().double()
+    if not bool(torch.isfinite(h).all()) or bool((diagonal < 0).any()):
+        raise CalibrationError("the statistics are not finite, or have a negative diagonal")
+    dead = diagonal == 0
+    mean = float(diagonal.mean()) or 1.0
+    while damping <= MOST_DAMPING:
+        damped = h.double()  # a copy: H is float32
+        damped.diagonal().add_(damping * mean)
+        damped.diagonal()[dead] = 1.0
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not int(failed):
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not int(failed):
+                return Factor(upper.float(), dead, damping)
+        damping *= 10
+    raise CalibrationError("the statistics are not positive definite, whatever is added to their diagonal")
+
+
+def encode(codec: Planes, w: Tensor, request: Request, factor: Factor) -> dict[str, Tensor]:
+    """The parts of a matrix, quantized with feedback.
+
+    Args:
+        codec: ``planes`` or ``trellis``.
+        w: float32, bfloat16 or float16 ``[rows, cols]``; whole rows.
+        request: on the device of ``w``; its importance is not used.
+        factor: of the matrix's H, on the same device.
+
+    Returns:
+        The parts as ``codec.encode`` gives them.
+    """
+    rows, cols = w.shape
+    shapes = codec.parts("", (rows, cols), request.k)
+    dtypes = {"I32": torch.int32, "U8": torch.uint8, "F32": torch.float32}
+    parts = {part.name: torch.empty(part.shape, dtype=dtypes[part.dtype], device=w.device) for part in shapes}
+    left = w.float().clone()
+    left[:, factor.dead] = 0.0
+    step = _columns if codec.name == DEFAULT_CODEC else _block
+    for first in range(0, cols, codec.cut):
+        here = slice(first, min(first + codec.cut, cols))
+        triangle = factor.upper[here, here]
+        weights = triangle.diagonal().square().reciprocal()
+        asked = replace(request, importance=(weights / weights.max())[None].contiguous())
+        made, errors = step(codec, left[:, here].contiguous(), asked, triangle)
+        words = -(-(here.stop - first) // BLOCK) * request.k
+        parts[PACKED][:, first // BLOCK * request.k :][:, :words] = made[PACKED]
+        parts[ABSMAX][:, first // codec.cut] = made[ABSMAX][:, 0]
+        parts[CODEBOOK] = made[CODEBOOK]
+        if here.stop < cols:
+            left[:, here.stop :].addmm_(errors, factor.upper[here, here.stop :], alpha=-1)
+    return parts
+
+
+Step = Callable[[Planes, Tensor, Request, Tensor], "tuple[dict[str, Tensor], Tensor]"]
+
+
+def _block(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The columns that share a scale as one decision, and their errors ``[rows, n]`` in terms of ``triangle``'s rows."""
+    made = codec.encode(w, request)
+    errors = w - codec.decode(made, w.shape[1], torch.float32)
+    return made, torch.linalg.solve_triangular(triangle, errors, upper=True, left=False)
+
+
+def _columns(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """A block whose scales are chosen at once, and whose columns are rounded one by one."""
+    made = codec.encode(w, request)
+    levels = made[CODEBOOK]
+    scale = decode_absmax_e4m4(made[ABSMAX])[:, 0]
+    some = scale > 0
+    to_levels = torch.where(some, scale, 1.0).reciprocal()
+    middles = 0.5 * (levels[:-1] + levels[1:])
+    columns, index, errors = w.t().contiguous(), [], torch.empty(w.shape[1], len(w), device=w.device)
+    zero = torch.bucketize(torch.zeros((), device=w.device), middles)
+    for j in range(len(columns)):
+        chosen = torch.where(some, torch.bucketize(columns[j] * to_levels, middles), zero)
+        errors[j] = (columns[j] - levels[chosen] * scale) / triangle[j, j]
+        columns[j + 1 :].addr_(triangle[j, j + 1 :], errors[j], alpha=-1)
+        index.append(chosen)
+    index += [zero.expand(len(w))] * (BLOCK - len(index))
+    made[PACKED] = _packed(torch.stack(index), request.k)
+    return made, errors.t()
+
+
+def _packed(index: Tensor, k: int) -> Tensor:
+    """Indices ``[32, rows]`` -> bit planes int32 ``[rows, k]`` (docs/format.md, "A block")."""
+    places = torch.arange(BLOCK, device=index.device)[:, None]
+    planes = [((index >> bit & 1) << places).sum(0) for bit in range(k)]
+    return torch.stack(planes, 1).to(torch.int32)
+
+
+def proxy_loss(error: Tensor, h: Tensor) -> float:
+    """``tr(E H E^T)`` in float64, of errors ``[rows, cols]``."""
+    e = error.double()
+    return float((e @ h.double() * e).sum())
