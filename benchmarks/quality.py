@@ -53,9 +53,7 @@ SERIES = (
     Series("kbitq --bpw", tuple(f"--bpw {x}" for x in (2.375, 2.5, 2.75, 3, 3.25, 3.5, 3.75, 4, 4.25, 4.5, 5))),
     Series("kbitq, one K", tuple(f"--k {k}" for k in (2, 3, 4, 5))),
     Series("kbitq, trellis", tuple(f"--codec trellis --k {k}" for k in (2, 3, 4))),
-    Series(
-        "kbitq, trellis, scale block 128", tuple(f"--codec trellis --scale-block 128 --k {k}" for k in (2, 3, 4))
-    ),
+    Series("kbitq, trellis, scale block 128", tuple(f"--codec trellis --scale-block 128 --k {k}" for k in (2, 3, 4))),
     Series("kbitq --bpw, both codecs", tuple(f"--codec auto --bpw {x}" for x in (1.5, 2.25, 2.5, 3, 3.25, 4))),
     Series(
         "llama.cpp",

@@ -52,6 +52,7 @@ _REMEDIES = {
     "index": "download the checkpoint again, or kbitq verify {path} --repair-index",
     "k": "--k N is for what no rule gives a K",
     "layer-memory": "allow --max-memory {need}, or keep smaller blocks of each H with --hessian-block",
+    "memory": "allow more with --max-memory, or leave --calibration away",
     "more": "quantize more (--no-keep-embeddings, --include 'PATTERN'), or allow more",
     "no-stream": "run it again without --stream",
     "nonfinite": "--on-nonfinite keep copies such tensors unquantized, --exclude PATTERN leaves them alone",

@@ -64,6 +64,15 @@ Importance = Annotated[
         help="Mean squared activations by column: .safetensors, or llama.cpp's imatrix (.gguf, .dat).",
     ),
 ]
+Calibration = Annotated[
+    Path | None,
+    files.READ,
+    typer.Option(
+        metavar="DIR",
+        show_default=False,
+        help="A folder of 'kbitq calibrate': each block is quantized knowing the errors of those before it.",
+    ),
+]
 Devices = Annotated[
     str,
     typer.Option(

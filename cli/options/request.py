@@ -22,8 +22,8 @@ _WISHES = ("k", "bpw", "size")
 _BUDGET = ("bpw", "size", "error", "weight", "tie", "sample")
 _LISTS = ("include", "exclude", "only")
 _AS_IT_IS = (
-    "k", "scale", "codebook", "importance", "device", "max_memory", "keep_embeddings", "on_nonfinite", "min_coverage",
-    "max_shard_size", "force",
+    "k", "scale", "codebook", "importance", "calibration", "device", "max_memory", "keep_embeddings", "on_nonfinite",
+    "min_coverage", "max_shard_size", "force",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class Request:
     codec: coding.Codec = DEFAULT_CODEC
     scale_block: coding.ScaleBlock = "32"  # type: ignore[assignment]  # parsed by the option
     importance: coding.Importance = None
+    calibration: coding.Calibration = None
     device: coding.Devices = "auto"
     max_memory: coding.MaxMemory = None
     include: selection.Include = None

@@ -40,8 +40,9 @@ void quantize(const py::object& w_arg, const py::object& levels_arg, const Optio
     const PackedArgs out =
         PackedArgs(w.size(0), w.size(1), w.device(), codec).codebook(codebook, 1).planes(packed, absmax, true);
     if (levels.size(0) != codebook.size(0)) throw py::value_error("codebook: its size is not that of levels");
-    if (scale != "absmax" && scale != "mse")
-        throw py::value_error("scale: must be 'absmax' or 'mse', got '" + scale + "'");
+    const bool given = scale == "given" && out.writable().codec == Codec::trellis;
+    if (scale != "absmax" && scale != "mse" && !given)
+        throw py::value_error("scale: must be 'absmax' or 'mse' (of the trellis, 'given' too), got '" + scale + "'");
     if (amax_arg.has_value() != codebook_arg.has_value())
         throw py::value_error("codebook: goes with amax, and amax with it");
     QuantizeArgs args{};
@@ -51,7 +52,10 @@ void quantize(const py::object& w_arg, const py::object& levels_arg, const Optio
     }
     args.w = w.data<void>();
     args.dtype = w.dtype();
-    args.rule = args.packed.float_scales ? ScaleRule::exact : scale == "mse" ? ScaleRule::mse : ScaleRule::absmax;
+    args.rule = args.packed.float_scales ? ScaleRule::exact
+                : given                  ? ScaleRule::given
+                : scale == "mse"         ? ScaleRule::mse
+                                         : ScaleRule::absmax;
     args.levels = levels.data<float>();
     if (amax_arg) {
         args.amax = TensorView("amax", *amax_arg).is(Element::f32).shaped({1}).on(w.device()).data<float>();

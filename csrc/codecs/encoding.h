@@ -3,9 +3,9 @@
 
 namespace kbitq {
 
-// How the scale of a block is chosen: the byte nearest to its largest magnitude; the byte of least squared error; or
-// that magnitude itself, for float scales.
-enum class ScaleRule { absmax, mse, exact };
+// How the scale of a block is chosen: the byte nearest to its largest magnitude; the byte of least squared error; that
+// magnitude itself, for float scales; or the byte that stands in its place already (the trellis only).
+enum class ScaleRule { absmax, mse, exact, given };
 
 // The numbers that every block of a call shares. A codec adds its own (codecs/planes_encode_tables.h).
 struct EncodeTables {

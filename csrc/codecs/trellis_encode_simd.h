@@ -190,6 +190,9 @@ class TrellisEncoder {
         weighted_ = true;
     }
 
+    // The byte of scale u, for the rule `given`.
+    void give(int u, uint8_t byte) { byte_[u] = byte; }
+
     // Chooses the scale and the walks of all that was put.
     void encode(ScaleRule rule) { weighted_ ? encode_as<true>(rule) : encode_as<false>(rule); }
 
@@ -211,7 +214,7 @@ class TrellisEncoder {
             store(v_[i], splat(0.0f));
             store(weight_[i], splat(1.0f));
         }
-        for (int u = 0; u < kUnits; ++u) most_[u] = 0.0f, blocks_[u] = 0;
+        for (int u = 0; u < kUnits; ++u) most_[u] = 0.0f, blocks_[u] = 0, byte_[u] = 0;
         weighted_ = false;
     }
 
@@ -223,7 +226,7 @@ class TrellisEncoder {
         float least[kUnits];
         I start = splat_int(0);
         for (int u = 0; u < kUnits; ++u) {
-            byte_[u] = rule == ScaleRule::absmax ? clip(base(u)) : 0;
+            if (rule != ScaleRule::given) byte_[u] = rule == ScaleRule::absmax ? clip(base(u)) : 0;
             least[u] = __builtin_inff();
         }
         for (int n = 0; n < kTrellisCandidates && rule == ScaleRule::mse; ++n) {

@@ -1,5 +1,5 @@
-// The codec `trellis`, one element at a time: it reads as format.md, "The codec trellis" does, and is what the vector kernels are
-// held against.
+// The codec `trellis`, one element at a time: it reads as format.md, "The codec trellis" does, and is what the vector
+// kernels are held against.
 #pragma once
 
 #include "codecs/block_scalar.h"
@@ -125,7 +125,8 @@ class TrellisScalar {
         const auto& t = static_cast<const TrellisTables&>(tables);
         float most = 0.0f;
         for (int b = 0; b < count; ++b) most = blocks[b].most > most ? blocks[b].most : most;
-        const int byte = most == 0.0f ? 0 : choose_byte(t, blocks, count, most, rule);
+        const bool given = rule == ScaleRule::given;
+        const int byte = given ? *scale : most == 0.0f ? 0 : choose_byte(t, blocks, count, most, rule);
         *scale = static_cast<uint8_t>(byte);
         for (int b = 0; b < count; ++b, words += k_) {
             if (byte == 0) {

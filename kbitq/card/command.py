@@ -13,7 +13,7 @@ _IN_A_RECIPE = frozenset((
     "k", "scale", "codebook", "codec", "scale_block", "include", "exclude", "only", "keep_embeddings", "on_nonfinite",
     "max_shard_size", "rule",
 ))  # fmt: skip
-_FILES = ("importance", "codebook")  # options that name a file
+_FILES = ("importance", "calibration", "codebook")  # options that name a file
 _COMMAND = re.compile(r"^## Reproduce\n\n`{3,}bash\n(kbitq quantize .*)$", re.MULTILINE)
 UNKNOWN_SOURCE = "SRC"
 

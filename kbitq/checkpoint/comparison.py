@@ -16,6 +16,7 @@ from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_constants, read_span
 from kbitq.choose.importance import Importance
+from kbitq.codecs.base import span_stats
 from kbitq.errors import ImportanceError, KbitqError
 from kbitq.quantized import sqnr_db
 from kbitq.text_safety import shown
@@ -119,10 +120,10 @@ class Comparison:
         codec, error_sums, same = TileCodec(plain), ErrorSums(), True
         amax, levels = codec.scan(original).amax if again else 0.0, tensor.codec.levels_of(constants)
         with_importance = tensor.meta.importance is not None
-        for span in plain.spans(original):
+        for span in plain.spans(original, cut=tensor.codec.cut):
             values = plain.read(original, span)
             stored = read_span(self._reader, tensor, span, constants)
-            error_sums.add(span, tensor.codec.stats(values, stored))
+            error_sums.add(span, span_stats(tensor.codec, values, stored, span))
             if again and same:
                 weights = self._columns.of(tensor.name, tensor.meta.shape, span) if with_importance else None
                 request = Request(tensor.codec.name, tensor.meta.k, levels, amax, tensor.meta.scale, weights)
@@ -133,6 +134,8 @@ class Comparison:
     def _not_repeatable(self, tensor: StoredTensor) -> str | None:
         """Why a tensor cannot be made again; None where it can."""
         scale, wanted = tensor.meta.scale, tensor.meta.importance
+        if tensor.meta.calibrated is not None:
+            return "made with error feedback, whose bytes depend on the device and its number of threads"
         if scale == "unknown":
             return "of which no metadata says how they were made"
         if scale not in _REPEATABLE_SCALES:

@@ -64,7 +64,7 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
     return Estimate(
         plan.disk_needed,
         disk_free(plan.out),
-        peak_memory(plan.options.max_memory, len(plan.tensors), plan.fits),
+        peak_memory(plan.options.max_memory, len(plan.tensors), plan.fits, plan.feedback_columns),
         took,
         rate,
         reading,

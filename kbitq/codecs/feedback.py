@@ -1,4 +1,4 @@
-"""Error feedback: each block is quantized knowing the errors of those before it, so that outputs, and not weights, stay near.
+"""Error feedback: each block is quantized knowing the errors of those before it, for the sake of a layer's outputs.
 
 With H the sum over a calibration text of x x^T of a layer's inputs, what a quantized weight costs its layer is
 ``tr(E H E^T)``, E = W - W'. The columns go from left to right (GPTQ: Frantar et al. 2022; in blocks, LDLQ: Chee et al.
@@ -7,8 +7,8 @@ taken from the columns to its right, each times its ``U_j,:``. Rows do not depen
 
 * ``planes``: the scales of a block are chosen when it is entered, on what is left of its weights by then, with error
   weights ``1 / U_jj^2``; then its 32 columns are rounded one by one.
-* ``trellis``: the columns that share a scale are one decision, with the same error weights; their errors are then solved
-  through their triangle of U.
+* ``trellis``: a block is one decision, with the same error weights; its errors are then solved through its triangle of
+  U. Where four blocks share a scale, it is chosen when the first of them is entered.
 
 The products run through a GEMM: bytes are equal for one kind of device and one number of threads, not across them.
 """
@@ -24,6 +24,7 @@ from torch import Tensor
 from kbitq.codecs.base import Request
 from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED, Planes
 from kbitq.codecs.scales import decode_absmax_e4m4
+from kbitq.codecs.trellis import TRELLIS, Trellis
 from kbitq.errors import CalibrationError
 from kbitq.format import BLOCK, DEFAULT_CODEC
 
@@ -116,10 +117,26 @@ Step = Callable[[Planes, Tensor, Request, Tensor], "tuple[dict[str, Tensor], Ten
 
 
 def _block(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """The columns that share a scale as one decision, and their errors ``[rows, n]`` in terms of ``triangle``'s rows."""
+    """Blocks of a trellis that share a scale: it is chosen for all of them, then each block is one decision."""
     made = codec.encode(w, request)
-    errors = w - codec.decode(made, w.shape[1], torch.float32)
-    return made, torch.linalg.solve_triangular(triangle, errors, upper=True, left=False)
+    if w.shape[1] <= BLOCK:
+        return made, _solved(w - codec.decode(made, w.shape[1], torch.float32), triangle)
+    assert isinstance(codec, Trellis) and request.importance is not None
+    left, errors = w.clone(), torch.empty_like(w)
+    for first in range(0, w.shape[1], BLOCK):
+        here = slice(first, min(first + BLOCK, w.shape[1]))
+        asked = replace(request, importance=request.importance[:, here].contiguous())
+        block = codec.encode_block(left[:, here].contiguous(), asked, made[ABSMAX])
+        values = TRELLIS.decode(block, here.stop - first, torch.float32)
+        errors[:, here] = _solved(left[:, here] - values, triangle[here, here])
+        left[:, here.stop :].addmm_(errors[:, here], triangle[here, here.stop :], alpha=-1)
+        made[PACKED][:, first // BLOCK * request.k :][:, : request.k] = block[PACKED]
+    return made, errors
+
+
+def _solved(errors: Tensor, triangle: Tensor) -> Tensor:
+    """Errors ``[rows, n]`` in terms of the triangle's rows."""
+    return torch.linalg.solve_triangular(triangle, errors, upper=True, left=False)
 
 
 def _columns(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:

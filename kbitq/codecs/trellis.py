@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kbitq import format as fmt
 from kbitq.codecs import codebooks
-from kbitq.codecs.base import Part, SpanLike
+from kbitq.codecs.base import Part, Request, SpanLike
 from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED, Planes
 from kbitq.errors import CodebookError
 
@@ -55,6 +55,21 @@ class Trellis(Planes):
 
     def normal_levels(self, k: int) -> npt.NDArray[np.float32]:
         return codebooks.optimal_trellis(k, self.cut)
+
+    def encode_block(self, w: Tensor, request: Request, scales: Tensor) -> dict[str, Tensor]:
+        """The parts, as of ``trellis``, of blocks ``[rows, n]``, n <= 32, whose scale bytes ``[rows, 1]`` are known."""
+        import torch
+
+        from kbitq import ops
+
+        assert request.levels is not None
+        packed = torch.empty((len(w), request.k), dtype=torch.int32, device=w.device)
+        made = {PACKED: packed, ABSMAX: scales.clone(), CODEBOOK: torch.empty_like(request.levels)}
+        ops.quantize_into(
+            w, request.levels, made[PACKED], made[ABSMAX], made[CODEBOOK],
+            amax=request.amax, importance=request.importance, scale="given", codec=TRELLIS.name,
+        )  # fmt: skip
+        return made
 
     def block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         import torch

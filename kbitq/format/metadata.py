@@ -58,6 +58,7 @@ class TensorMeta:
     max_abs_err: float | None = None
     importance: str | None = None
     codec: str = DEFAULT_CODEC
+    calibrated: str | None = None  # fingerprint of the statistics that error feedback used, where it did
 
 
 @dataclass
@@ -79,7 +80,8 @@ class ShardMeta:
         for name in sorted(self.tensors):
             meta = self.tensors[name]
             pieces += [f'{text}{comma}{dump(name)}:{_fixed_json(meta)[:-1]},"sqnr_db":', ',"max_abs_err":']
-            text = f',"importance":{dump(meta.importance)}}}' if meta.importance is not None else "}"
+            made_with = {"importance": meta.importance, "calibrated": meta.calibrated}
+            text = "".join(f",{dump(key)}:{dump(value)}" for key, value in made_with.items() if value is not None) + "}"
             comma = ","
         kept = f',"kept":{dump(dict(sorted(self.kept.items())))}' if self.kept else ""
         return [*pieces, f"{text}}}{kept}}}"]
@@ -174,7 +176,7 @@ def _parse_tensor_meta(name: str, raw: Any, where: str) -> TensorMeta:
     if not isinstance(k, int) or isinstance(k, bool) or not least <= k <= K_MAX:
         raise FormatError(f"{where}: tensor {name}: K = {k!r} is outside {least}..{K_MAX}")
     meta = TensorMeta(k, tuple(raw["shape"]), raw["dtype"], "unknown", "unknown", codec=codec)
-    for key in ("scale", "codebook", "importance"):
+    for key in ("scale", "codebook", "importance", "calibrated"):
         if isinstance(raw.get(key), str):
             setattr(meta, key, raw[key])
     for key in ("sqnr_db", "max_abs_err"):

@@ -215,7 +215,7 @@ def quantize_into(
         codebook: float32 as the levels, written; None without ``amax``.
         amax: as of :func:`quantize`; None leaves out the tensor's power of two, as docs/format.md section 5 says.
         importance: as of :func:`quantize`.
-        scale: as of :func:`quantize`.
+        scale: as of :func:`quantize`; of the trellis also ``"given"``, which takes the bytes that ``absmax`` holds.
         codec: as of :func:`quantize`.
 
     Raises:

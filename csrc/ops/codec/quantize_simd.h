@@ -62,6 +62,7 @@ void quantize_together(const QuantizeArgs& a, const EncodeTables& tables, int64_
         encoder.clear();
         for (int u = 0; u < units; ++u) {
             const ScaleAt scale = scale_at(a.packed, first + u);
+            if (a.rule == ScaleRule::given) encoder.give(u, a.packed.scales[first + u]);
             for (int b = 0; b < scale.blocks; ++b) {
                 const BlockAt at = block_at(scale.block + b, a.packed.cols);
                 SourceBlock source;

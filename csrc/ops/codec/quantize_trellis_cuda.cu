@@ -121,7 +121,7 @@ __device__ __forceinline__ float error_of_scale(float error) {
 template <int K, int ScaleBlocks, bool kWeighted>
 __device__ __forceinline__ void encode_strip(const QuantizeArgs& a, const Work& work, const Shared& shared,
                                              TrellisSlots& slots, int64_t strip) {
-    const bool mse = a.rule == ScaleRule::mse;
+    const bool mse = a.rule == ScaleRule::mse, given = a.rule == ScaleRule::given;
     const int candidates = mse ? kTrellisCandidates : 1;
     const Mine mine = mine_of<ScaleBlocks>(a, strip);
     int base = 0, byte = 0, start = 0;
@@ -132,7 +132,8 @@ __device__ __forceinline__ void encode_strip(const QuantizeArgs& a, const Work& 
         const float most = stage_block<kWeighted>(slots, a, work, mine.at, shared.to_blocks);
         if (turn == 0) base = static_cast<int>(encode_e4m4(most_of_scale<ScaleBlocks>(most)));
         const int candidate = base + (mse ? trellis_candidate(K, ScaleBlocks, turn) : 0);
-        const int trial = turn >= candidates ? byte : max(0, min(candidate, shared.top));
+        int trial = turn >= candidates ? byte : max(0, min(candidate, shared.top));
+        if (given && turn < candidates) trial = mine.at.length > 0 ? a.packed.scales[mine.scale] : 0;
         const float s = decode_e4m4(trial);
         if (turn > candidates) {
             words_of_path<K, kWeighted>(words, path, slots, shared.levels, s);

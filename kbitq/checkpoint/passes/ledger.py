@@ -47,6 +47,7 @@ def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[LedgerRow]) 
         },
         **({"recipe": RECIPE_FILE} if len(options.rules) > _FEW_RULES else {}),
         **({"importance": plan.importance.sha256} if plan.importance is not None else {}),
+        **({"calibration": plan.statistics.fingerprint} if plan.statistics is not None else {}),
         **({"files": files} if (files := list(_files(plan))) else {}),
         **({"budget": plan.choice.to_json()} if plan.choice is not None else {}),
         "totals": dict(totals),
@@ -87,6 +88,9 @@ def _files(plan: Plan) -> Iterator[dict[str, str]]:
     """The files that the command needs beside the source."""
     if plan.importance is not None:
         yield {"option": "importance", "name": plan.importance.path.name, "sha256": plan.importance.sha256}
+    if plan.statistics is not None and plan.options.calibration is not None:
+        name = Path(plan.options.calibration).name
+        yield {"option": "calibration", "name": name, "sha256": plan.statistics.fingerprint}
     specs = [("codebook", plan.options.codebook), *(("rule", rule.codebook or "") for rule in plan.options.rules)]
     for option, spec in dict.fromkeys(specs):
         if spec and _kind(spec) != spec and Path(spec).is_file():

@@ -20,7 +20,9 @@ from kbitq.errors import CheckpointError
 from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
 
 # What the bytes of an output do not depend on, so that it may differ when a run is taken up again.
-_FREE_OPTIONS = ("device", "force", "max_memory", "codebook", "min_coverage", "rules", "importance", "budget")
+_FREE_OPTIONS = (
+    "device", "force", "max_memory", "codebook", "min_coverage", "rules", "importance", "budget", "calibration",
+)  # fmt: skip
 
 
 def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
@@ -65,6 +67,8 @@ def run_key(plan: Plan) -> dict[str, Any]:
     if options["codec"] == DEFAULT_CODEC:
         del options["codec"]  # as in the journals of versions that had no other
     options["importance"] = plan.importance.sha256 if plan.importance is not None else None
+    if plan.statistics is not None:
+        options["calibration"] = plan.statistics.fingerprint
     given = {key: levels for key, (levels, _) in plan.levels.items() if levels is not None}
     digests = {key: hashlib.sha256(levels.tobytes()).hexdigest() for key, levels in given.items()}
     for (_, k, codec), digest in sorted(digests.items()):

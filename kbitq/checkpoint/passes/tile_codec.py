@@ -11,8 +11,9 @@ from kbitq.checkpoint.passes.run_state import Scan
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
-from kbitq.codecs import base
+from kbitq.codecs import base, feedback
 from kbitq.codecs.base import Codec, get_codec, span_stats
+from kbitq.codecs.planes import Planes
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Request:
         amax: the largest magnitude of the whole tensor.
         scale: the scale rule.
         importance: of the span's columns, as ``ops.quantize`` takes it.
+        factor: for error feedback, where it is wanted; then the span is of whole rows.
     """
 
     codec: str
@@ -34,6 +36,7 @@ class Request:
     amax: float
     scale: str
     importance: torch.Tensor | None = None
+    factor: feedback.Factor | None = None
 
     def of_rows(self, rows: slice) -> Request:
         """The request for some rows of the span. One row of importance is for all rows."""
@@ -74,7 +77,12 @@ def quantize_tile(
         The tile's parts and the result of ``span_stats``, on the device of ``w``.
     """
     codec = get_codec(request.codec)
-    parts = codec.encode(w, request.on(w.device, levels))
+    asked = request.on(w.device, levels)
+    if request.factor is None:
+        parts = codec.encode(w, asked)
+    else:
+        assert isinstance(codec, Planes)  # or a trellis: the plan gives others no factor
+        parts = feedback.encode(codec, w, asked, request.factor.to(w.device))
     return parts, span_stats(codec, w, parts, span)
 
 

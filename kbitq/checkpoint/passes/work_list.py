@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from kbitq.checkpoint.passes.factors import Factors
 from kbitq.checkpoint.passes.levels import LevelSource
 from kbitq.checkpoint.passes.pipeline import WorkItem
 from kbitq.checkpoint.passes.run_state import RunState
 from kbitq.checkpoint.passes.tile_codec import Request
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.progress import ProgressMeter
+from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
 from kbitq.codecs.base import get_codec
+from kbitq.format import block_count, matrix_shape
 
 
 class WorkList:
     """Cuts tensors into pieces and says how each piece is to be quantized."""
 
     def __init__(
-        self, plan: Plan, reader: TileReader, state: RunState, levels: LevelSource, meter: ProgressMeter
+        self, plan: Plan, reader: TileReader, state: RunState, levels: LevelSource, meter: ProgressMeter, device: str
     ) -> None:
+        self._factors = Factors(plan, device)
         self._sources, self._reader, self._state = plan.checkpoint.tensors, reader, state
         self._levels, self._meter = levels, meter
 
@@ -37,6 +42,8 @@ class WorkList:
 
     def _pieces(self, tensor: TensorPlan, start: int) -> Iterator[Piece]:
         source = self._sources[tensor.name]
+        if self._factors.has(tensor):
+            return self._whole_rows(tensor, source, start)
         if tensor.quantized or source.scaling is not None:
             return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut)
         return self._reader.byte_pieces(source, start)
@@ -48,4 +55,17 @@ class WorkList:
         assert tensor.k is not None
         levels, importance = self._levels.levels(tensor), self._levels.importance(tensor, piece.span)
         amax = self._state.scans[tensor.name].amax
-        return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance)
+        factor = self._factors.of(tensor, piece.span)
+        return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance, factor)
+
+    def _whole_rows(self, tensor: TensorPlan, source: SourceTensor, start: int) -> Iterator[Piece]:
+        """Pieces of whole rows of one expert each: large ones, since error feedback walks over the columns of each."""
+        rows, cols = matrix_shape(tensor.name, tensor.shape)
+        size, per_expert = source.stored_bits // 8, self._factors.rows_of_expert(tensor)
+        step = min(self._factors.rows_of_tile(cols), per_expert)
+        row = start // cols
+        while row < rows:
+            count = min(step, per_expert - row % per_expert)
+            span = Span(row * cols, row * block_count(cols), count, cols, True, True, cols)
+            yield Piece(source, span.first_element * size, span.numel * size, span)
+            row += count

@@ -42,7 +42,7 @@ class WritePass:
         self.state, self.journal, self.meter = state, journal, meter
         self._spool = spool
         self._levels = LevelSource(plan, pipeline.reader, pipeline.device, state.scans)
-        self._work = WorkList(plan, pipeline.reader, state, self._levels, meter)
+        self._work = WorkList(plan, pipeline.reader, state, self._levels, meter, pipeline.device)
         self._place = {t.name: i for i, t in enumerate(plan.tensors)}
 
     @property

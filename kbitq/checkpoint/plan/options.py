@@ -39,6 +39,7 @@ class QuantizeOptions:
         min_coverage: the least share of all parameters (0..1) that must be quantized.
         rules: of K, scale and codebook by name, as in ``kbitq.choose.selection``.
         importance: a file of error weights (``kbitq.choose.importance``).
+        calibration: a folder of ``kbitq calibrate``: tensors are quantized with error feedback (``codecs.feedback``).
         budget: bits or bytes that K is chosen within; the plan is complete once ``checkpoint.choose`` has measured.
         codec: how weights are coded: ``planes``, ``trellis``, ``trellis/128`` (scales for 128 columns), or, with a
             ``budget``, ``auto``: for each tensor that which serves the budget best.
@@ -59,6 +60,7 @@ class QuantizeOptions:
     min_coverage: float = 0.0
     rules: tuple[TensorRule, ...] = ()
     importance: str | Path | None = None
+    calibration: str | Path | None = None
     budget: Budget | None = None
     codec: str = DEFAULT_CODEC
 

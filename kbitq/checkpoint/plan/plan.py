@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kbitq.calibration.statistics import Hessian, Statistics
 from kbitq.checkpoint.output.destination import disk_free, is_file_name
 from kbitq.checkpoint.output.layout import Group, Shard, lay_out
 from kbitq.checkpoint.plan import tensor_parallel as parallel
@@ -27,7 +28,7 @@ from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
 from kbitq.codecs.base import coded_entries, get_codec
 from kbitq.errors import CheckpointError
-from kbitq.format import DEFAULT_CODEC, GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name
+from kbitq.format import DEFAULT_CODEC, GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name, matrix_shape
 
 _FILE_NOTE = "the output is one file: config.json and the other files of the folder are not carried over"
 Levels = dict[tuple[str, int, str], tuple[npt.NDArray[np.float32] | None, str]]
@@ -47,6 +48,7 @@ class Plan:
         levels: the codebooks that do not depend on the weights, by name (or file), K and codec, with their
             kind.
         importance: error weights by column, where a file of them was given.
+        statistics: of the calibration, where one was given.
         choice: how a budget was spent, where there is one.
     """
 
@@ -57,6 +59,7 @@ class Plan:
     levels: Levels = field(default_factory=dict)
     importance: Importance | None = None
     choice: Choice | None = None
+    statistics: Statistics | None = None
 
     @property
     def source(self) -> str:
@@ -141,6 +144,18 @@ class Plan:
         assert tensor.k is not None
         return tensor.codebook if tensor.codebook in FITTED else self.levels[tensor.codebook, tensor.k, tensor.codec][1]
 
+    def hessian(self, tensor: TensorPlan) -> Hessian | None:
+        """What the calibration knows of a tensor that is to be quantized with error feedback; None for all others."""
+        if self.statistics is None or not tensor.quantized:
+            return None
+        return self.statistics.of(tensor.name, tensor.shape)
+
+    @property
+    def feedback_columns(self) -> int:
+        """The most columns of a tensor that gets error feedback; 0 where none does."""
+        wide = (matrix_shape(t.name, t.shape)[1] for t in self.tensors if self.hessian(t) is not None)
+        return max(wide, default=0)
+
     @property
     def bytes_in(self) -> int:
         return sum(t.bytes_in for t in self.tensors)
@@ -162,7 +177,7 @@ class Plan:
 
     def _with(self, tensors: list[TensorPlan], choice: Choice | None) -> Plan:
         levels = given_levels(tensors)
-        return Plan(self.checkpoint, self.out, self.options, tensors, levels, self.importance, choice)
+        return Plan(self.checkpoint, self.out, self.options, tensors, levels, self.importance, choice, self.statistics)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON object: totals, tensors, files."""
@@ -183,7 +198,9 @@ class Plan:
             "dropped": dict(self.checkpoint.dropped),
             "notes": self.notes,
             "disk": {"needed": self.disk_needed, "free": disk_free(self.out)},
-            "peak_memory": memory.peak_memory(self.options.max_memory, len(self.tensors), self.fits),
+            "peak_memory": memory.peak_memory(
+                self.options.max_memory, len(self.tensors), self.fits, self.feedback_columns
+            ),
             "tensor_parallel": parallel.table(self.tensors),
             **({"budget": self.choice.to_json()} if self.choice is not None else {}),
         }  # fmt: skip
@@ -200,6 +217,8 @@ class Plan:
         meta = TensorMeta(tensor.k, tensor.shape, tensor.dtype, tensor.scale, codebook, codec=tensor.codec)
         if self.importance is not None and self.importance.of(tensor.name, tensor.shape) is not None:
             meta.importance = self.importance.sha256
+        if self.statistics is not None and self.hessian(tensor) is not None:
+            meta.calibrated = self.statistics.fingerprint
         return Group(entries, ShardMeta({tensor.name: meta}))
 
 

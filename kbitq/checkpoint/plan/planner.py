@@ -8,18 +8,20 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from kbitq.calibration.statistics import Statistics
 from kbitq.checkpoint.output.destination import check_destination, default_output, is_file_name
 from kbitq.checkpoint.output.staging import remove_leftovers
 from kbitq.checkpoint.plan.options import QuantizeOptions, check_options
 from kbitq.checkpoint.plan.plan import Plan, given_levels
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan, plan_tensor
+from kbitq.checkpoint.source.memory import FEEDBACK_ELEMENT_BYTES, factor_bytes
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.side_files import REPORT_FILE
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.choose.importance import Importance, load_importance
 from kbitq.errors import SelectionError
-from kbitq.format import element_count
+from kbitq.format import element_count, matrix_shape
 
 _INCLUDE = "a pattern in include adds tensors"
 
@@ -50,7 +52,8 @@ def plan_quantize(
     _check_every_k(tensors, options)
     target = Path(out) if out is not None else default_output(checkpoint.storage, _label(tensors, options))
     importance = _importance(checkpoint, tensors, options)
-    plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance)
+    statistics = _statistics(checkpoint, tensors, options)
+    plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance, statistics=statistics)
     if not dry:
         if not options.force:  # with it, a run takes such a folder over
             remove_leftovers(target)
@@ -97,6 +100,30 @@ def _importance(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         checkpoint.notes.append(f"no entry in {Path(options.importance).name}, so all columns count the same: {some}")
     return importance
+
+
+def _statistics(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> Statistics | None:
+    """The statistics of a calibration; what has none is noted. They are read when a tensor's turn comes."""
+    if options.calibration is None:
+        return None
+    if options.importance is not None:
+        raise SelectionError("importance and calibration do not go together: error feedback has weights of its own")
+    statistics = Statistics.open(options.calibration)
+    chosen = [t for t in tensors if t.quantized]
+    missing = [t.name for t in chosen if statistics.of(t.name, t.shape) is None]
+    if len(missing) == len(chosen):
+        raise SelectionError(f"{options.calibration} has nothing on any of the {len(chosen)} tensors to be quantized")
+    if missing:
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        checkpoint.notes.append(f"the calibration has nothing on these, which get no error feedback: {some}")
+    columns = max(matrix_shape(t.name, t.shape)[1] for t in chosen if t.name not in missing)
+    needed = factor_bytes(columns) + FEEDBACK_ELEMENT_BYTES * columns
+    if options.max_memory is not None and options.max_memory < needed:
+        raise SelectionError(
+            f"error feedback of {columns:,} columns takes {needed / 1e6:,.0f} MB, more than max_memory allows",
+            remedy="memory",
+        )
+    return statistics
 
 
 def check_worthwhile(where: str, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:

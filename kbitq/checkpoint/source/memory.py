@@ -11,6 +11,8 @@ TILE_BYTES_PER_THREAD = 2 << 20  # on the CPU: what was read is still in the cac
 TILES_IN_USE = 15
 FIT_BYTES = 96 << 20  # of the 65,536 blocks that a codebook is fitted to, and the sums over them in float64
 SPOOL_BYTES = 2 << 30  # of a source that is read over the network, kept on the disk between the two passes over it
+FEEDBACK_ELEMENTS = 1 << 24  # of a tile that gets error feedback: it walks over all columns, so few tiles are quicker
+FEEDBACK_ELEMENT_BYTES = 40  # three buffers read into, what is left of the weights, one copy, decoded values, parts
 BYTES_PER_TENSOR = 8192  # plan, layout, metadata and ledger of one tensor
 
 
@@ -23,9 +25,25 @@ def tile_bytes(max_memory: int | None, threads: int | None = None) -> int:
     return best if max_memory is None else max(MIN_TILE_BYTES, min(best, max_memory // TILES_IN_USE))
 
 
-def peak_memory(max_memory: int | None, tensors: int, fitting: bool = False) -> int:
+def peak_memory(max_memory: int | None, tensors: int, fitting: bool = False, feedback: int = 0) -> int:
     """Estimate of the most memory a run uses beyond the interpreter with torch: tiles, and what is known of tensors.
 
-    ``fitting``: whether it fits codebooks.
+    ``fitting``: whether it fits codebooks. ``feedback``: the most columns of a tensor that gets error feedback.
     """
-    return TILES_IN_USE * tile_bytes(max_memory) + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting
+    walked = (
+        factor_bytes(feedback) + FEEDBACK_ELEMENT_BYTES * feedback_elements(max_memory, feedback) if feedback else 0
+    )
+    return TILES_IN_USE * tile_bytes(max_memory) + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting + walked
+
+
+def factor_bytes(columns: int) -> int:
+    """Bytes while an H of so many columns is factorised: three matrices of float64, H and its factor in float32."""
+    return 32 * columns**2
+
+
+def feedback_elements(max_memory: int | None, columns: int) -> int:
+    """Elements of a tile that gets error feedback, within what a bound leaves beside the factor; at least a row."""
+    if max_memory is None:
+        return FEEDBACK_ELEMENTS
+    left = (max_memory - factor_bytes(columns)) // FEEDBACK_ELEMENT_BYTES
+    return max(columns, min(FEEDBACK_ELEMENTS, left))

@@ -1,0 +1,58 @@
+"""The factor of each tensor's H, for error feedback: made when the tensor's turn comes, and kept while it lasts."""
+
+from __future__ import annotations
+
+import torch
+
+from kbitq.checkpoint.plan.plan import Plan
+from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+from kbitq.checkpoint.source.memory import feedback_elements
+from kbitq.checkpoint.source.spans import Span
+from kbitq.codecs import feedback
+from kbitq.errors import CalibrationError
+from kbitq.format import is_fused_experts, matrix_shape
+
+
+class Factors:
+    """Factorises on one device; the last factor is kept, since the tiles of a tensor come one after the other."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        self._plan, self._device = plan, device
+        self._last: tuple[tuple[str, ...], int, feedback.Factor] | None = None
+
+    def has(self, tensor: TensorPlan) -> bool:
+        """Whether a tensor is quantized with error feedback."""
+        return self._plan.hessian(tensor) is not None
+
+    def rows_of_tile(self, cols: int) -> int:
+        """Rows of a tile, at least one."""
+        return max(1, feedback_elements(self._plan.options.max_memory, cols) // cols)
+
+    def rows_of_expert(self, tensor: TensorPlan) -> int:
+        """Rows that share an H."""
+        fused = is_fused_experts(tensor.name, tensor.shape)
+        return tensor.shape[1] if fused else matrix_shape(tensor.name, tensor.shape)[0]
+
+    def of(self, tensor: TensorPlan, span: Span) -> feedback.Factor | None:
+        """The factor for a span of whole rows of one expert; None where there is no H.
+
+        Raises CalibrationError, which names the tensor, for an H that cannot be used.
+        """
+        found = self._plan.hessian(tensor)
+        if found is None:
+            return None
+        expert = span.first_element // span.row_length // self.rows_of_expert(tensor) if found.experts > 1 else 0
+        key = tuple(found.tensors), expert
+        if self._last is None or self._last[:2] != key:
+            h = self._usable(found.matrix(expert), found.tokens_of(expert))
+            try:
+                factor = feedback.factorise(h.to(self._device))
+            except CalibrationError as error:
+                raise CalibrationError(f"{tensor.name}: {error}") from None
+            self._last = (*key, factor)
+        return self._last[2]
+
+    @staticmethod
+    def _usable(h: torch.Tensor, tokens: int) -> torch.Tensor:
+        """H, or its diagonal where fewer tokens were seen than there are inputs (an expert that was rarely chosen)."""
+        return h if tokens >= len(h) else torch.diag(h.diagonal())

@@ -1,0 +1,149 @@
+"""Quantizing a checkpoint with error feedback: what is written, resumed, refused and said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from kbitq.calibration.statistics import Statistics
+from kbitq.calibration.writer import Gathered, StatisticsWriter
+from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, plan_quantize, run, verify
+from kbitq.checkpoint.passes import write_pass
+from kbitq.codecs import feedback
+from kbitq.errors import CalibrationError, SelectionError
+
+NAMES = ("a.q_proj.weight", "a.k_proj.weight")  # these two share an H
+OTHER = "a.down_proj.weight"
+
+
+def hessian(columns: int, seed: int, tokens: int = 500) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, columns, generator=draw) @ torch.randn(columns, columns, generator=draw)
+    return x.T @ x
+
+
+HS = {NAMES: hessian(96, 0), (OTHER,): hessian(160, 1)}
+
+
+def written(out: Path, parts: list[Gathered]) -> Path:
+    with StatisticsWriter(out, {"test": 1}) as writer:
+        writer.add(parts)
+        writer.finish({"model": "m"}, {"text": "t"}, {"kbitq": "0"}, replace=False)
+    return out
+
+
+@pytest.fixture
+def stats(tmp_path: Path) -> Path:
+    parts = [Gathered(dict.fromkeys(names), len(h), None, [500], [[h]]) for names, h in HS.items()]
+    return written(tmp_path / "stats", parts)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    draw = torch.Generator().manual_seed(2)
+    shapes = {NAMES[0]: (96, 96), NAMES[1]: (64, 96), OTHER: (96, 160), "b.up_proj.weight": (64, 128)}
+    tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    save_file({**tensors, "norm.weight": torch.ones(96)}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def quantized(source: Path, name: str, stats: Path | None, **options: Any) -> Path:
+    out = source.with_name(name)
+    run(plan_quantize(source, out, QuantizeOptions(k=2, calibration=stats, device="cpu", **options)))
+    return out
+
+
+def losses(source: Path, out: Path) -> dict[str, float]:
+    back = out.with_name(out.stem + "-back.safetensors")
+    dequantize_checkpoint(out, back)
+    found = {}
+    with safe_open(source, "pt") as plain, safe_open(back, "pt") as made:
+        for names, h in HS.items():
+            for name in names:
+                found[name] = feedback.proxy_loss(plain.get_tensor(name) - made.get_tensor(name), h)
+    return found
+
+
+@pytest.mark.parametrize("codec", ["planes", "trellis", "trellis/128"])
+def test_feedback_lowers_the_loss_of_every_tensor(source: Path, stats: Path, codec: str) -> None:
+    with_it = losses(source, out := quantized(source, "with.safetensors", stats, codec=codec))
+    without = losses(source, quantized(source, "without.safetensors", None, codec=codec))
+    assert all(with_it[name] < 0.9 * without[name] for name in with_it)
+    with safe_open(out, "pt") as file:
+        said = json.loads(file.metadata()["kbitq"])["tensors"]
+    fingerprint = Statistics.open(stats).fingerprint
+    assert {n: t.get("calibrated") for n, t in said.items()} == {
+        **dict.fromkeys((*NAMES, OTHER), fingerprint), "b.up_proj.weight": None,
+    }  # fmt: skip
+    report = verify(out, source=source, full=True)
+    assert report.problems == []
+    assert set(report.not_made_again) == {*NAMES, OTHER}
+
+
+def test_the_bytes_do_not_depend_on_the_tiles(source: Path, stats: Path) -> None:
+    whole = quantized(source, "whole.safetensors", stats)
+    pieces = quantized(source, "pieces.safetensors", stats, max_memory=2 << 20)
+    assert whole.read_bytes() == pieces.read_bytes()
+
+
+def test_a_run_that_was_stopped_goes_on(
+    source: Path, stats: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = quantized(source, "whole.safetensors", stats)
+    seen: list[str] = []
+    write_span = write_pass.ShardWriter.write
+
+    def stop(self: Any, *arguments: Any) -> Any:
+        seen.append("")
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return write_span(self, *arguments)
+
+    monkeypatch.setattr(write_pass.ShardWriter, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        quantized(source, "again.safetensors", stats)
+    assert quantized(source, "again.safetensors", stats).read_bytes() == whole.read_bytes()
+
+
+def test_a_folder_says_what_it_was_made_with(source: Path, stats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "folder"
+    run(plan_quantize(source, out, QuantizeOptions(k=3, calibration=stats, device="cpu")))
+    report = json.loads((out / "quantization_report.json").read_text())
+    assert report["calibration"] == Statistics.open(stats).fingerprint
+    assert "--calibration stats" in (out / "README.md").read_text()
+    assert any("b.up_proj.weight" in note for note in report["files_not_carried"])
+
+
+def test_experts_have_a_factor_each_and_few_tokens_leave_the_diagonal(tmp_path: Path) -> None:
+    hs = [hessian(64, seed) for seed in range(3)]
+    name = "m.experts.up_proj"
+    parts = [Gathered({name: None}, 64, None, [500, 500, 7], [[h] for h in hs])]
+    stats = written(tmp_path / "stats", parts)
+    w = torch.randn(3, 32, 64, generator=torch.Generator().manual_seed(0))
+    save_file({name: w}, tmp_path / "m.safetensors")
+    out = quantized(tmp_path / "m.safetensors", "o.safetensors", stats)
+    plain = quantized(tmp_path / "m.safetensors", "p.safetensors", None)
+    errors = []
+    for file in (out, plain):
+        dequantize_checkpoint(file, back := file.with_suffix(".back.safetensors"))
+        with safe_open(back, "pt") as made:
+            errors.append([feedback.proxy_loss(e, h) for e, h in zip(w - made.get_tensor(name), hs, strict=True)])
+    assert errors[0][0] < 0.9 * errors[1][0] and errors[0][1] < 0.9 * errors[1][1]
+    assert not torch.equal(torch.tensor(errors[0]), torch.tensor(errors[1]))
+
+
+def test_what_is_refused(source: Path, stats: Path, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError):
+        quantized(source, "x.safetensors", tmp_path / "nothing")
+    with pytest.raises(SelectionError, match="nothing on any"):
+        save_file({"z.weight": torch.randn(64, 128)}, tmp_path / "z.safetensors")
+        quantized(tmp_path / "z.safetensors", "x.safetensors", stats)
+    with pytest.raises(SelectionError, match="max_memory"):
+        quantized(source, "x.safetensors", stats, max_memory=100_000)
+    bad = written(tmp_path / "bad", [Gathered({OTHER: None}, 160, None, [500], [[-hessian(160, 1)]])])
+    with pytest.raises(CalibrationError, match=OTHER):
+        quantized(source, "x.safetensors", bad)
