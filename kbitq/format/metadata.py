@@ -47,6 +47,7 @@ class TensorMeta:
         max_abs_err: the largest |w - w'|, if measured.
         importance: SHA-256 of the importance file, where one was used.
         codec: how it is coded.
+        calibrated: fingerprint of the statistics that error feedback used, where it did.
     """
 
     k: int
@@ -58,7 +59,7 @@ class TensorMeta:
     max_abs_err: float | None = None
     importance: str | None = None
     codec: str = DEFAULT_CODEC
-    calibrated: str | None = None  # fingerprint of the statistics that error feedback used, where it did
+    calibrated: str | None = None
 
 
 @dataclass
