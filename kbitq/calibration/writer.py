@@ -40,7 +40,7 @@ from kbitq.checkpoint.output.layout import (
     shard_name,
 )
 from kbitq.checkpoint.output.staging import Staging
-from kbitq.errors import CheckpointError
+from kbitq.errors import CalibrationError
 from kbitq.format import Entry as StoredTensor
 
 _FORMAT = {"format": "pt"}  # what other readers of safetensors expect
@@ -65,6 +65,31 @@ class Gathered:
     sums: Sequence[Sequence[Tensor] | None]
 
 
+class _Journal:
+    """Lines of JSON, each on the disk before the next thing happens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line."""
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> list[Any]:
+        """All whole lines; one that a run was cut in is removed. ValueError where something else is in the file."""
+        if not self._path.exists():
+            return []
+        with writing(self._path):
+            text = self._path.read_text(encoding="utf-8")
+            lines = text.splitlines(keepends=True)
+            if lines and not lines[-1].endswith("\n"):
+                os.truncate(self._path, len(text.encode()) - len(lines.pop().encode()))
+        return [json.loads(line) for line in lines]
+
+
 class StatisticsWriter:
     """The folder in the making, of one run at a time: a context manager.
 
@@ -80,7 +105,7 @@ class StatisticsWriter:
 
     def __init__(self, out: Path, key: Mapping[str, Any], max_shard_size: int = DEFAULT_SHARD_BYTES) -> None:
         self._staging, self._key, self._max = Staging(out), json.dumps(key, sort_keys=True), max_shard_size
-        self._out = out
+        self._journal = _Journal(self._staging.journal)
         self.entries: list[Entry] = []
         self.steps = 0
         self._parts: list[tuple[str, list[str]]] = []  # file, names of the tensors in it
@@ -111,7 +136,7 @@ class StatisticsWriter:
         """Throw away what is written."""
         self._staging.clear()
         self.entries, self.steps, self._parts = [], 0, []
-        self._note({"key": self._key})
+        self._journal.add({"key": self._key})
 
     def check_space(self, nbytes: int) -> None:
         """Raise NoSpaceError unless the disk can hold ``nbytes`` of H in all."""
@@ -133,7 +158,7 @@ class StatisticsWriter:
             entries.update({stem: _entry(sized[stem], digest) for stem, digest in zip(stems, digests, strict=True)})
             parts.append((file, names))
         added = [entries[stem] for stem in sized]
-        self._note({"parts": parts, "entries": [entry.as_json() for entry in added]})
+        self._journal.add({"parts": parts, "entries": [entry.as_json() for entry in added]})
         self.entries += added
         self._parts += parts
         self.steps += 1
@@ -164,36 +189,22 @@ class StatisticsWriter:
             writer.sync()
         return digests
 
-    def _note(self, line: Mapping[str, Any]) -> None:
-        """Add a line to the journal, on the disk when this returns."""
-        path = self._staging.journal
-        with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
     def _take_up(self) -> bool:
         """Go on from an earlier run; False where there is none with the same key, or its files are not whole."""
-        if not self._staging.journal.exists():
-            return False
-        with writing(self._staging.journal):
-            text = self._staging.journal.read_text(encoding="utf-8")
-            lines = text.splitlines(keepends=True)
-            if lines and not lines[-1].endswith("\n"):  # cut within it: that step is not done
-                os.truncate(self._staging.journal, len(text.encode()) - len(lines.pop().encode()))
-        if not lines or lines[0] != json.dumps({"key": self._key}) + "\n":
-            return False
         try:
-            for line in lines[1:]:
-                self._take_up_step(json.loads(line))
-        except (ValueError, KeyError, TypeError, CheckpointError):
+            head, *steps = self._journal.read()
+            if head != {"key": self._key}:
+                return False
+            for step in steps:
+                self._take_up_step(step)
+        except (ValueError, KeyError, TypeError, AttributeError, CalibrationError):
             return False
         return all(self._is_whole(i, file) for i, (file, _) in enumerate(self._parts))
 
     def _take_up_step(self, step: Mapping[str, Any]) -> None:
         empty: dict[str, Any] = {}
         table = {"format": "kbitq-calibration", "version": 1, "model": empty, "text": empty, "versions": empty}
-        self.entries += parse_summary({**table, "hessians": step["entries"]}, self._staging.journal.name).entries
+        self.entries += parse_summary({**table, "hessians": step["entries"]}, SUMMARY_FILE).entries
         self._parts += [(str(file), [str(name) for name in names]) for file, names in step["parts"]]
         self.steps += 1
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from helpers.small_models import auto_class, make_model, save_tokenizer
 from kbitq.calibration.calibrate import Options, calibrate
-from kbitq.calibration.collect import Collector, NotSharedError
+from kbitq.calibration.collect import Collector, NotSharedError, Sums
 from kbitq.calibration.samples import draw
 from kbitq.calibration.statistics import Statistics
 from kbitq.calibration.weights import Weight
@@ -275,6 +275,42 @@ def test_values_that_are_not_finite_are_an_error() -> None:
     x[0, 3] = float("inf")
     with pytest.raises(CalibrationError, match=r"what goes into a\.weight is not finite"):
         TwoLayers().collected(True, (x, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_sums_are_float32_whatever_the_inputs_are(dtype: torch.dtype, device: str) -> None:
+    x = torch.randn(5000, 96, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    sums = Sums(96, None)
+    for part in x.split(1700):
+        sums.add(part)
+    assert sums.matrices is not None
+    assert sums.matrices[0].dtype == torch.float32
+    assert sums.tokens == 5000
+    check_close(sums.matrices[0].cpu(), x.double().cpu())
+
+
+# --- real models -----------------------------------------------------------------------------------
+
+
+def test_a_real_language_model(pycode_llama: Path, networkx_tokens: Path, tmp_path: Path) -> None:
+    ids = np.fromfile(networkx_tokens, "<u2")[:1200]
+    ids.tofile(tmp_path / "some.tokens")
+    options = Options(samples=4, length=128, device="cpu")
+    made = calibrate(pycode_llama, [tmp_path / "some.tokens"], tmp_path / "stats", options)
+    statistics, tensors = Statistics.open(made.out), open_checkpoint(pycode_llama).tensors
+    assert made.notes == []
+    assert len(statistics) == sum(name.endswith("_proj.weight") for name in tensors)
+    for name in statistics.names:
+        found = statistics.of(name, tensors[name].shape)
+        assert found is not None
+        assert found.tokens == 512
+        assert (found.diagonal() > 0).any()
+
+
+def test_a_real_encoder(minilm: Path, text: Path, tmp_path: Path) -> None:
+    made = calibrate(minilm, [text], tmp_path / "stats", Options(samples=4, length=64, device="cpu"))
+    assert len(Statistics.open(made.out)) == 37
+    assert made.notes == []
 
 
 # --- errors ----------------------------------------------------------------------------------------
