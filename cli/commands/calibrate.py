@@ -13,7 +13,7 @@ EPILOG = parsing.examples(
     "kbitq calibrate ./llama --text wiki.txt -o stats",
     "kbitq calibrate ./llama --text code.txt --text chat.jsonl --field content -o stats",
     "kbitq inspect stats",
-    "kbitq quantize ./llama --k 3 --importance stats",
+    "kbitq quantize ./llama --k 2 --calibration stats",
 )
 
 
@@ -28,7 +28,7 @@ def command(
     seed: calibrating.Seed = 0,
     hessian_block: calibrating.HessianBlock = 8192,
     max_memory: calibrating.MaxMemory = None,
-    device: running.Device = "auto",
+    device: calibrating.Device = "auto",
     dtype: running.ComputeDtype = "auto",
     trust_remote_code: running.TrustRemoteCode = False,
     force: output.Force = False,

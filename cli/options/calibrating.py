@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,6 +42,10 @@ HessianBlock = Annotated[
         min=0,
         help="Of an input with more columns, only blocks of so many on the diagonal are kept. 0: keep all.",
     ),
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="Where to run the model. The last digits of the sums depend on it. auto: a GPU if there is one."),
 ]
 MaxMemory = Annotated[
     int | None,

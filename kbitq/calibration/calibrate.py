@@ -17,7 +17,7 @@ from torch import Tensor
 from kbitq.calibration.capacity import check_layers_fit, fits_whole
 from kbitq.calibration.collect import Collector, NotSharedError, experts_one_by_one
 from kbitq.calibration.layers import LayerRun
-from kbitq.calibration.samples import LENGTH, SAMPLES, SEED, draw, fingerprint, read_files
+from kbitq.calibration.samples import LENGTH, SAMPLES, SEED, draw, fingerprint, read_files, windows_at_once
 from kbitq.calibration.skeleton import Skeleton
 from kbitq.calibration.statistics import SUMMARY_FILE, Summary, hessian_nbytes
 from kbitq.calibration.weights import Weight, find_weights
@@ -33,7 +33,6 @@ from kbitq.integrations.transformers.loading import load_any_model, load_tokeniz
 from kbitq.text_safety import shown
 
 HESSIAN_BLOCK = 8192
-_BATCH_TOKENS = 4096  # that go through a model at once
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class _Job:
             if self.progress is not None:
                 self.progress(Progress(done, total, ""))
 
-        batches = self.windows.split(_windows_at_once(self.windows))
+        batches = self.windows.split(windows_at_once(self.windows))
         with experts_one_by_one(skeleton.model, self.weights):
             run = LayerRun(skeleton, self.weights, batches, block, writer.folder if on_disk else None, step)
             run.run(writer.add, writer.steps)
@@ -214,7 +213,7 @@ def collect(
 def _run(model: Any, windows: Tensor, collector: Collector, progress: Callable[[Progress], None] | None) -> None:
     base = model.base_model  # no logits: what they are made with is not quantized
     done = 0
-    for ids in windows.split(_windows_at_once(windows)):
+    for ids in windows.split(windows_at_once(windows)):
         with told("the model cannot read the tokens"), torch.no_grad(), collector:
             base(input_ids=ids.to(model.device))
         done += ids.numel()
@@ -231,10 +230,6 @@ def _windows(model: Any, folder: Path, texts: Sequence[Path], options: Options) 
     if isinstance(takes, int) and takes < length:
         length, notes = takes, [f"the model takes {takes:,} tokens, so windows have as many, not {options.length:,}"]
     return draw(ids, options.samples, length, options.seed), notes
-
-
-def _windows_at_once(windows: Tensor) -> int:
-    return max(1, _BATCH_TOKENS // windows.shape[1])
 
 
 def _block(options: Options) -> int | None:

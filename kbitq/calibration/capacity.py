@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kbitq.calibration.samples import BATCH_TOKENS, windows_at_once
 from kbitq.calibration.skeleton import Skeleton
 from kbitq.calibration.triangle import blocks
 from kbitq.calibration.weights import Weight
@@ -18,7 +19,8 @@ from kbitq.errors import CalibrationError
 from kbitq.format import is_fused_experts, matrix_shape
 
 _LEAST_K = 2
-_WORKING = 1.1  # of weights and sums: what runs through a layer is small beside them
+_SLACK = 1.1  # over weights and sums
+_BYTES_PER_VALUE = 16  # of a layer's widest input: the values themselves, in float32 too, and what is made of them
 
 
 def fits_whole(checkpoint: Checkpoint, block: int | None, device: str, max_memory: int | None) -> bool:
@@ -30,15 +32,16 @@ def fits_whole(checkpoint: Checkpoint, block: int | None, device: str, max_memor
         device: ``cpu`` or ``cuda``.
         max_memory: bytes of host memory that may be used; None: what is free.
     """
-    selection, sums = Selection(_LEAST_K), 0
+    selection, sums, widest = Selection(_LEAST_K), 0, 0
     for tensor in checkpoint.tensors.values():
         if selection.verdict(tensor.name, tensor.shape, tensor.dtype).quantize:
             experts = tensor.shape[0] if is_fused_experts(tensor.name, tensor.shape) else 1
-            sums += experts * sums_nbytes(matrix_shape(tensor.name, tensor.shape)[1], block)
-    need = int((checkpoint.nbytes + sums) * _WORKING)
+            columns = matrix_shape(tensor.name, tensor.shape)[1]
+            sums, widest = sums + experts * sums_nbytes(columns, block), max(widest, columns)
+    need = int((checkpoint.nbytes + sums) * _SLACK) + BATCH_TOKENS * widest * _BYTES_PER_VALUE
     if device == "cpu":
         return need <= (available_memory() if max_memory is None else max_memory)
-    on_host = max_memory is None or checkpoint.nbytes * _WORKING <= max_memory  # the model is loaded there first
+    on_host = max_memory is None or checkpoint.nbytes * _SLACK <= max_memory  # the model is loaded there first
     return on_host and need <= torch.cuda.mem_get_info()[0]
 
 
@@ -65,7 +68,9 @@ def check_layers_fit(
         most = max(most, skeleton.nbytes(skeleton.within(i)) + (sums if skeleton.device == "cpu" else 0))
     if skeleton.device == "cpu":
         most += skeleton.nbytes(skeleton.around())
-    need, room = int(most * _WORKING), available_memory() if max_memory is None else max_memory
+    tokens = min(windows.numel(), windows_at_once(windows) * windows.shape[1])
+    running = tokens * max(weight.columns for weight in weights) * _BYTES_PER_VALUE
+    need, room = int(most * _SLACK) + running, available_memory() if max_memory is None else max_memory
     if max_memory is not None and need > room:
         raise CalibrationError(
             f"one layer with its statistics needs {need:,} bytes, which is more than max_memory ({room:,})",

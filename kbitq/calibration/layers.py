@@ -123,6 +123,7 @@ class LayerRun:
                 skeleton.drop(names)
                 if index >= done:
                     add(found)
+                del found  # not held beside the next layer's
                 self._inputs, self._outputs = self._outputs, self._inputs
         finally:
             for layer in skeleton.layers:

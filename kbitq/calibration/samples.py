@@ -15,6 +15,8 @@ from kbitq.errors import CalibrationError
 from kbitq.eval.texts import FIELD, read_ids
 
 SAMPLES, LENGTH, SEED = 128, 2048, 0
+BATCH_TOKENS = 4096
+"""That go through a model at once, unless a window has more. Sums depend on it in their last digits."""
 
 
 def draw(files: Sequence[Tensor], samples: int, length: int, seed: int) -> Tensor:
@@ -54,6 +56,11 @@ def read_files(
         if ids.numel() and int(ids.max()) >= vocabulary:
             raise CalibrationError(f"{path}: its tokenizer gives ids that the model does not have ({vocabulary:,})")
     return found
+
+
+def windows_at_once(windows: Tensor) -> int:
+    """How many windows go through a model at once."""
+    return max(1, BATCH_TOKENS // windows.shape[1])
 
 
 def fingerprint(windows: Tensor) -> str:

@@ -18,7 +18,7 @@ from kbitq.calibration.writer import StatisticsWriter
 from kbitq.errors import CalibrationError
 
 WHOLE = Options(samples=4, length=64, device="cpu")
-FITS_A_LAYER = {"llama": 500_000, "bert": 600_000, "moe": 800_000}
+FITS_A_LAYER = {"llama": 1_300_000, "bert": 1_400_000, "moe": 1_600_000}
 
 
 def by_layers(kind: str, max_memory: int | None = None) -> Options:
