@@ -8,18 +8,23 @@
 namespace kbitq::KBITQ_ISA {
 namespace {
 
-// A block's error weights: its importance, all ones where that is all zero; zeros past a row's end.
+// A block's error weights: its importance, which is not negative, all ones where that is all zero; zeros past a row's
+// end.
 [[gnu::always_inline]] inline void load_weights(F (&weight)[kVectors], const QuantizeArgs& a, const BlockAt& at) {
-    float ones[kBlock], tail[kBlock];
-    for (float& one : ones) one = 1.0f;
-    const float* from = ones;
+    uint32_t positive = 0;
     if (a.importance) {
         const int64_t row = at.row / (a.packed.rows / a.importance_rows);
-        const float* importance = a.importance + row * a.packed.cols + at.column;
-        for (int i = 0; i < at.length; ++i) from = importance[i] != 0.0f ? importance : from;
+        float tail[kBlock];
+        const float* from = whole_block(tail, a.importance + row * a.packed.cols + at.column, at.length);
+        for (int q = 0; q < kVectors; ++q) {
+            weight[q] = load(from + q * kLanes);
+            positive |= mask_bits(greater(weight[q], splat(0.0f)));
+        }
     }
-    from = whole_block(tail, from, at.length);
-    for (int q = 0; q < kVectors; ++q) weight[q] = load(from + q * kLanes);
+    if (positive == 0) {
+        for (int q = 0; q < kVectors; ++q) weight[q] = splat(1.0f);
+        clear_tail(weight, at.length);
+    }
 }
 
 // `first`: the block's first element in the matrix.
