@@ -1,6 +1,7 @@
 """Calibrating small models: H is x^T x of what every weight was really given, shared inputs and experts included."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,31 @@ def test_fused_experts_that_the_files_have_one_by_one(
             assert found is not None
             assert (found.tokens, found.experts) == (len(x), 1)
             check_close(found.matrix(), values.detach())
+
+
+@pytest.mark.parametrize("max_memory", [None, 1_600_000], ids=["whole", "by layers"])
+def test_experts_that_the_files_have_in_stacks(
+    max_memory: int | None, models: Callable[[str], Path], text: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "stacks"
+    shutil.copytree(models("moe"), folder)
+    save_file(make_model("moe", dtype=torch.float32).state_dict(), folder / "model.safetensors", {"format": "pt"})
+    options = Options(samples=4, length=32, device="cpu", max_memory=max_memory)
+    made = calibrate(folder, [text], tmp_path / "stats", options)
+    calibrate(models("moe"), [text], tmp_path / "parts", OPTIONS)
+    stacks, parts = Statistics.open(tmp_path / "stats"), Statistics.open(tmp_path / "parts")
+    assert made.notes == []
+    at = "model.layers.0.mlp.experts."
+    for name, part, shape in (("gate_up_proj", "up_proj", (4, 144, 64)), ("down_proj", "down_proj", (4, 64, 72))):
+        found = stacks.of(at + name, shape)
+        assert found is not None
+        assert found.experts == 4
+        for e in range(4):
+            other = parts[f"{at}{e}.{part}.weight"]
+            assert found.tokens_of(e) == other.tokens
+            assert torch.equal(found.matrix(e), other.matrix())
 
 
 def test_the_same_bytes_again(models: Callable[[str], Path], text: Path, tmp_path: Path) -> None:
