@@ -116,10 +116,11 @@ int round_trip() {
     for (size_t i = 0; i < w.size(); ++i) w[i] = std::sin(static_cast<float>(i) * 1.7f);
     std::vector<uint32_t> words(kRows * kBlocks * Toy::kWords);
     std::vector<uint8_t> scales(kRows * kBlocks);
-    const PackedOutput packed{Codec::planes, 8, 1, kRows, kCols, 1, words.data(), scales.data(), nullptr, tables.levels};
+    const PackedOutput packed{Codec::planes, 8, 1, kRows, kCols, 1, words.data(), scales.data(), nullptr,
+                              tables.levels};
 
     const QuantizeArgs quantize{w.data(), DType::f32, ScaleRule::absmax, tables.levels, nullptr, nullptr, 0, packed};
-    quantize_with<Toy>(quantize, tables, 0, kRows * kBlocks);
+    quantize_with<Toy, false>(quantize, tables, 0, kRows * kBlocks);
     const DequantizeArgs dequantize{read_only(packed), back.data(), DType::f32};
     dequantize_with<Toy, DType::f32, false>(dequantize, 0, kRows * kBlocks);
     std::vector<double> sums(kRows * kStatsColumns);

@@ -40,16 +40,18 @@ namespace {
     b.most = largest(most);
 }
 
-template <typename C>
+// kSearch: for the rule `mse`, which alone looks at weights.
+template <typename C, bool kSearch>
 [[gnu::noinline]] void quantize_with(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, int64_t end) {
     const typename C::Encoder encoder(tables);
     const F to_blocks = splat(tables.to_blocks);
-    const ScaleRule rule = a.rule;
+    const ScaleRule fixed = a.rule == ScaleRule::exact ? ScaleRule::exact : ScaleRule::absmax;
+    const ScaleRule rule = kSearch ? ScaleRule::mse : fixed;
     BlockWalk walk(begin, a.packed.cols);
     for (int64_t block = begin; block < end; ++block, walk.next()) {
         SourceBlock b;
         read_source(b, a, to_blocks, walk.first(), (*walk).length);
-        b.weighted = rule == ScaleRule::mse && (a.importance || b.length < kBlock);
+        b.weighted = kSearch && (a.importance || b.length < kBlock);
         if (b.weighted) load_weights(b.weight, a, *walk);
         if (rule == ScaleRule::exact) a.packed.float_scales[block] = b.most;
         encoder.encode_block(b, rule, a.packed.words + block * C::kWords, a.packed.scales + block);
@@ -91,7 +93,8 @@ void quantize(const QuantizeArgs& a, const EncodeTables& tables, int64_t begin, 
         if constexpr (C::kTogether) {
             quantize_together<C>(a, tables, begin, end);
         } else {
-            quantize_with<C>(a, tables, begin, end);
+            a.rule == ScaleRule::mse ? quantize_with<C, true>(a, tables, begin, end)
+                                     : quantize_with<C, false>(a, tables, begin, end);
         }
     });
 }
