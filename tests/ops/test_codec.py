@@ -93,7 +93,11 @@ def wrong_arguments() -> list[tuple[str, dict[str, object], str]]:
         ("amax", {"amax": None}, "codebook: goes with amax"),
         ("importance", {"importance": torch.zeros(2, 63)}, "importance: has size 63 in dimension 1, needs 64"),
         ("groups", {"importance": torch.zeros(3, 64)}, "importance: its rows must divide"),
-        ("scale", {"scale": "median"}, "scale: must be 'absmax' or 'mse', got 'median'"),
+        (
+            "scale",
+            {"scale": "median"},
+            r"scale: must be 'absmax' or 'mse' \(of the trellis, 'given' too\), got 'median'",
+        ),
         ("not a tensor", {"w": [1.0]}, "w: a tensor is needed"),
     ]
 
