@@ -28,6 +28,15 @@ def quantize(
     stream: int = 0,
     codec: str = "planes",
 ) -> None: ...
+def feedback(
+    w: Tensor,
+    triangle: Tensor,
+    scales: Tensor,
+    levels: Tensor,
+    packed: Tensor,
+    threads: int = 1,
+    stream: int = 0,
+) -> None: ...
 def dequantize(
     packed: Tensor,
     absmax: Tensor,

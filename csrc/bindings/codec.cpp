@@ -9,6 +9,7 @@
 #include "bindings/packed_args.h"
 #include "bindings/tensor_view.h"
 #include "ops/codec/dequantize.h"
+#include "ops/codec/feedback.h"
 #include "ops/codec/quantize.h"
 #include "ops/codec/scan.h"
 #include "ops/codec/stats.h"
@@ -98,6 +99,27 @@ void stats(const py::object& w_arg, const py::object& packed_arg, const py::obje
     launch<StatsArgs>(stats_cpu, KBITQ_CUDA_OP(stats_cuda), args, w.device(), threads, stream);
 }
 
+void feedback(const py::object& w_arg, const py::object& triangle_arg, const py::object& scales_arg,
+              const py::object& levels_arg, const py::object& packed_arg, int threads, uintptr_t stream) {
+    TensorView w("w", w_arg), triangle("triangle", triangle_arg), scales("scales", scales_arg),
+        levels("levels", levels_arg), packed("packed", packed_arg);
+    w.is(Element::f32).of_rank(2);
+    const int64_t rows = w.size(0), columns = w.size(1);
+    if (columns < 1 || columns > kBlock) throw py::value_error("w: needs 1 to 32 columns");
+    triangle.is(Element::f32).shaped({columns, columns}).on(w.device());
+    scales.is(Element::f32).shaped({rows}).on(w.device());
+    levels.is(Element::f32).of_rank(1).on(w.device());
+    packed.is(Element::i32).of_rank(2).on(w.device());
+    const int64_t k = packed.size(1);
+    if (k < kMinBits || k > kMaxBits || levels.size(0) != int64_t{1} << k)
+        throw py::value_error("packed: needs [rows, K] with K from 2 to 8, and levels 2^K");
+    packed.shaped({rows, k});
+    const FeedbackArgs args{w.data<float>(),           triangle.data<float>(),  scales.data<float>(),
+                            levels.data<float>(),      packed.data<uint32_t>(), rows,
+                            static_cast<int>(columns), static_cast<int>(k)};
+    launch<FeedbackArgs>(feedback_cpu, KBITQ_CUDA_OP(feedback_cuda), args, w.device(), threads, stream);
+}
+
 }  // namespace
 
 void bind_codec(py::module_& m) {
@@ -108,6 +130,9 @@ void bind_codec(py::module_& m) {
     m.def("quantize", &quantize, arg("w"), arg("levels"), arg("amax").none(true), arg("importance").none(true),
           arg("packed"), arg("absmax"), arg("codebook").none(true), arg("scale"), arg("threads") = 1, arg("stream") = 0,
           arg("codec") = "planes", "Fill packed, absmax and codebook from w [rows, cols].");
+    m.def("feedback", &feedback, arg("w"), arg("triangle"), arg("scales"), arg("levels"), arg("packed"),
+          arg("threads") = 1, arg("stream") = 0,
+          "Round the columns of a block one by one, errors fed to the right: fills packed, and w with the errors.");
     m.def("dequantize", &dequantize, arg("packed"), arg("absmax"), arg("codebook"), arg("out"), arg("threads") = 1,
           arg("stream") = 0, arg("codec") = "planes", "Fill out [rows, cols].");
     m.def("stats", &stats, arg("w"), arg("packed"), arg("absmax"), arg("codebook"), arg("out"), arg("threads") = 1,

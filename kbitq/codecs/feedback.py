@@ -141,29 +141,12 @@ def _solved(errors: Tensor, triangle: Tensor) -> Tensor:
 
 def _columns(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """A block whose scales are chosen at once, and whose columns are rounded one by one."""
-    made = codec.encode(w, request)
-    levels = made[CODEBOOK]
-    scale = decode_absmax_e4m4(made[ABSMAX])[:, 0]
-    some = scale > 0
-    to_levels = torch.where(some, scale, 1.0).reciprocal()
-    middles = 0.5 * (levels[:-1] + levels[1:])
-    columns, index, errors = w.t().contiguous(), [], torch.empty(w.shape[1], len(w), device=w.device)
-    zero = torch.bucketize(torch.zeros((), device=w.device), middles)
-    for j in range(len(columns)):
-        chosen = torch.where(some, torch.bucketize(columns[j] * to_levels, middles), zero)
-        errors[j] = (columns[j] - levels[chosen] * scale) / triangle[j, j]
-        columns[j + 1 :].addr_(triangle[j, j + 1 :], errors[j], alpha=-1)
-        index.append(chosen)
-    index += [zero.expand(len(w))] * (BLOCK - len(index))
-    made[PACKED] = _packed(torch.stack(index), request.k)
-    return made, errors.t()
+    from kbitq import ops
 
-
-def _packed(index: Tensor, k: int) -> Tensor:
-    """Indices ``[32, rows]`` -> bit planes int32 ``[rows, k]`` (docs/format.md, "A block")."""
-    places = torch.arange(BLOCK, device=index.device)[:, None]
-    planes = [((index >> bit & 1) << places).sum(0) for bit in range(k)]
-    return torch.stack(planes, 1).to(torch.int32)
+    made, errors = codec.encode(w, request), w.clone()
+    scales = decode_absmax_e4m4(made[ABSMAX])[:, 0].contiguous()
+    ops.feedback_into(errors, triangle.contiguous(), scales, made[CODEBOOK], made[PACKED])
+    return made, errors
 
 
 def proxy_loss(error: Tensor, h: Tensor) -> float:

@@ -13,6 +13,7 @@ from kbitq.ops.codec import (
     scan,
     stats,
 )
+from kbitq.ops.feedback import feedback_into
 
 __all__ = [
     "FLOAT_DTYPES",
@@ -20,6 +21,7 @@ __all__ = [
     "cuda_missing",
     "dequantize",
     "dequantize_into",
+    "feedback_into",
     "prepare_importance",
     "quantize",
     "quantize_into",
