@@ -54,7 +54,7 @@ SERIES = (
     Series("kbitq, one K", tuple(f"--k {k}" for k in (2, 3, 4, 5))),
     Series("kbitq, trellis", tuple(f"--codec trellis --k {k}" for k in (2, 3, 4))),
     Series("kbitq, trellis, scale block 128", tuple(f"--codec trellis --scale-block 128 --k {k}" for k in (2, 3, 4))),
-    Series("kbitq --bpw, both codecs", tuple(f"--codec auto --bpw {x}" for x in (1.5, 2.25, 2.5, 3, 3.25, 4))),
+    Series("kbitq --bpw, both codecs", tuple(f"--codec auto --bpw {x}" for x in (2.25, 2.5, 3, 3.25, 4))),
     Series(
         "llama.cpp",
         ("IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K", "IQ4_XS", "MXFP4", "Q4_0", "Q4_K", "Q5_K"),

@@ -17,6 +17,7 @@ LOOKS = {
     "kbitq, one K": ("#6fa8ff", "circle", True),
     "kbitq, trellis": ("#7a3fc0", "circle", True),
     "kbitq, trellis, scale block 128": ("#b58be0", "circle", True),
+    "kbitq --bpw, both codecs": ("#c02f8f", "circle", True),
     "llama.cpp": (GREY, "diamond", False),
     "bitsandbytes": ("#a0651a", "square", False),
     "EXL3, without calibration": ("#d9602b", "triangle-up", True),

@@ -1,5 +1,5 @@
-// THE format: the codec `trellis` (docs/format.md, "The codec trellis"). A block of 32 owns K words as in format/block.h, but an
-// index has K + 2 bits: the two that are not stored are XORs of rotations of word 0, the path.
+// THE format: the codec `trellis` (docs/format.md, "The codec trellis"). A block of 32 owns K words as in
+// format/block.h, but an index has K + 2 bits: the two that are not stored are XORs of rotations of word 0, the path.
 //
 //     bit of index i     from                                              p: word 0, bit numbers modulo 32
 //     0                  p[i]
