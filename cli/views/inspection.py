@@ -138,7 +138,8 @@ def _overall(report: InspectReport) -> list[Any]:
     lines: list[tuple[str, Any]] = list(summary.sizes(report.totals))
     mixed = _mixed(report)
     first = next((row for row in report.tensors if row["verdict"] == "quantized"), None)
-    same = ", ".join(f"{key} {first[key]}" for key in _HOW if key not in mixed and key in first) if first else ""
+    told: Mapping[str, Any] = dict(first or {})
+    same = ", ".join(f"{key} {told[key]}" for key in _HOW if key not in mixed and key in told)
     if same:
         lines.append(("chosen by", same))
     lines += summary.sqnr(report.totals)

@@ -38,10 +38,14 @@ def draw(files: Sequence[Tensor], samples: int, length: int, seed: int) -> Tenso
     windows = torch.cat(whole)
     if len(windows) < samples:
         tokens = sum(ids.numel() for ids in files)
-        fewer = f"--samples {len(windows)}, or " if len(windows) else ""
+        what = f"{tokens:,} tokens are {len(windows):,} windows of {length:,}, and {samples:,} are wanted"
+        if not len(windows):
+            raise CalibrationError(what, hint="give more text, or ask for shorter windows", remedy="no-window")
         raise CalibrationError(
-            f"{tokens:,} tokens are {len(windows):,} windows of {length:,}, and {samples:,} are wanted",
-            hint=f"give more text, {fewer}a smaller --length",
+            what,
+            hint=f"give more text, or ask for {len(windows)} windows, or for shorter ones",
+            remedy="few-windows",
+            data={"count": str(len(windows))},
         )
     chosen = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(len(windows))[:samples])
     return windows[torch.from_numpy(chosen)].contiguous()

@@ -179,7 +179,8 @@ class Statistics:
         if not is_statistics(folder):
             raise CalibrationError(
                 f"{folder} is not a folder of statistics: it has no {SUMMARY_FILE}",
-                hint="kbitq calibrate MODEL --text FILE -o OUT writes one",
+                hint="run kbitq calibrate, which writes one",
+                remedy="no-statistics",
             )
         try:
             files = open_checkpoint(folder)

@@ -226,7 +226,7 @@ def test_windows_come_from_all_files_and_cross_none() -> None:
 def test_a_text_that_is_too_short_says_how_much_there_is() -> None:
     with pytest.raises(CalibrationError, match="25 tokens are 2 windows of 10, and 3 are wanted") as raised:
         draw([torch.arange(25)], 3, 10, seed=0)
-    assert "--samples 2" in str(raised.value.hint)
+    assert "2 windows" in str(raised.value.hint)
 
 
 def test_a_window_is_no_longer_than_the_model_takes(models: Callable[[str], Path], text: Path, tmp_path: Path) -> None:

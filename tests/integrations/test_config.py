@@ -58,7 +58,7 @@ REFUSED = {
     "k between": (
         {"k": 3.5}, "k must be a whole number from 2 to 8, not 3.5: for an average, " + COMMAND.format("bpw 3.5"),
     ),
-    "codec": ({"codec": "plane"}, "codec must be one of planes, not 'plane'"),
+    "codec": ({"codec": "plane"}, "codec must be one of planes, trellis, trellis/128, not 'plane'"),
     "scale": ({"scale": "max"}, "scale must be 'mse' or 'absmax', not 'max'"),
     "fit-shared": (
         {"codebook": "fit-shared"},
