@@ -25,5 +25,22 @@ T tree_sum(T (&term)[kBlock]) {
     return term[0];
 }
 
+// The `mse` rule: of `count` candidates, the n-th of which is byte_of(n), that of least error. They ascend, so a strict
+// < keeps the smallest byte on a tie.
+template <typename ByteOf, typename ErrorOf>
+int least_error_byte(int count, ByteOf&& byte_of, ErrorOf&& error_of) {
+    int best = 0;
+    float least = __builtin_inff();
+    for (int n = 0; n < count; ++n) {
+        const int byte = byte_of(n);
+        const float error = error_of(byte);
+        if (error < least) {
+            least = error;
+            best = byte;
+        }
+    }
+    return best;
+}
+
 }  // namespace
 }  // namespace kbitq

@@ -13,4 +13,6 @@ struct EncodeTables {
     int top;          // the largest scale byte that may be chosen
 };
 
+static inline int clip_byte(const EncodeTables& t, int byte) { return byte < 0 ? 0 : byte > t.top ? t.top : byte; }
+
 }  // namespace kbitq

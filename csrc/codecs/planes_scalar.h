@@ -60,20 +60,12 @@ class PlanesScalar {
     }
 
     int choose_byte(const PlanesTables& t, const SourceBlock& b, ScaleRule rule) const {
-        const auto clip = [&t](int byte) { return byte < 0 ? 0 : byte > t.top ? t.top : byte; };
         const int base = static_cast<int>(encode_e4m4(b.most));
-        if (rule == ScaleRule::absmax) return clip(base);
-        int best = 0;
-        float least = __builtin_inff();
-        for (int d = first_candidate(k_); d <= kLastCandidate; d += candidate_step(k_)) {
-            const int byte = clip(base + d);  // ascending: a strict < keeps the smallest byte on a tie
-            const float error = error_of(t, b, decode_e4m4(byte));
-            if (error < least) {
-                least = error;
-                best = byte;
-            }
-        }
-        return best;
+        if (rule == ScaleRule::absmax) return clip_byte(t, base);
+        return least_error_byte(
+            candidate_count(k_),
+            [&](int n) { return clip_byte(t, base + first_candidate(k_) + n * candidate_step(k_)); },
+            [&](int byte) { return error_of(t, b, decode_e4m4(byte)); });
     }
 
     int k_;

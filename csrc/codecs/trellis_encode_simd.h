@@ -219,14 +219,12 @@ class TrellisEncoder {
     }
 
   private:
-    int clip(int byte) const { return byte < 0 ? 0 : byte > t_.top ? t_.top : byte; }
-
     template <bool kWeighted>
     void encode_as(ScaleRule rule) {
         float least[kUnits];
         I start = splat_int(0);
         for (int u = 0; u < kUnits; ++u) {
-            if (rule != ScaleRule::given) byte_[u] = rule == ScaleRule::absmax ? clip(base(u)) : 0;
+            if (rule != ScaleRule::given) byte_[u] = rule == ScaleRule::absmax ? clip_byte(t_, base(u)) : 0;
             least[u] = __builtin_inff();
         }
         for (int n = 0; n < kTrellisCandidates && rule == ScaleRule::mse; ++n) {
@@ -243,7 +241,7 @@ class TrellisEncoder {
     template <bool kWeighted>
     I try_candidate(int n, I best, float (&least)[kUnits]) {
         int byte[kUnits];
-        for (int u = 0; u < kUnits; ++u) byte[u] = clip(base(u) + trellis_candidate(K, ScaleBlocks, n));
+        for (int u = 0; u < kUnits; ++u) byte[u] = clip_byte(t_, base(u) + trellis_candidate(K, ScaleBlocks, n));
         laps_.template measure<kWeighted, false>(v_, weight_, t_.levels, scale_of(byte));
         const I start = laps_.best_start();
         float error[kLanes];

@@ -139,21 +139,15 @@ class TrellisScalar {
 
   private:
     int choose_byte(const TrellisTables& t, const SourceBlock* blocks, int count, float most, ScaleRule rule) const {
-        const auto clip = [&t](int byte) { return byte < 0 ? 0 : byte > t.top ? t.top : byte; };
         const int base = static_cast<int>(encode_e4m4(most));
-        if (rule == ScaleRule::absmax) return clip(base);
-        int best = 0;
-        float least = __builtin_inff();
-        for (int n = 0; n < kTrellisCandidates; ++n) {  // ascending: a strict < keeps the smallest byte on a tie
-            const int byte = clip(base + trellis_candidate(k_, t.scale_blocks, n));
-            float error = 0.0f;
-            for (int b = 0; b < count; ++b) error += TrellisWalk(t, k_, blocks[b], decode_e4m4(byte)).error();
-            if (error < least) {
-                least = error;
-                best = byte;
-            }
-        }
-        return best;
+        if (rule == ScaleRule::absmax) return clip_byte(t, base);
+        return least_error_byte(
+            kTrellisCandidates, [&](int n) { return clip_byte(t, base + trellis_candidate(k_, t.scale_blocks, n)); },
+            [&](int byte) {
+                float error = 0.0f;
+                for (int b = 0; b < count; ++b) error += TrellisWalk(t, k_, blocks[b], decode_e4m4(byte)).error();
+                return error;
+            });
     }
 
     int k_;
