@@ -27,6 +27,7 @@ from kbitq.codecs.scales import decode_absmax_e4m4
 from kbitq.codecs.trellis import TRELLIS, Trellis
 from kbitq.errors import CalibrationError
 from kbitq.format import BLOCK, DEFAULT_CODEC
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 MOST_DAMPING = 1.0
@@ -93,8 +94,7 @@ def encode(codec: Planes, w: Tensor, request: Request, factor: Factor) -> dict[s
     """
     rows, cols = w.shape
     shapes = codec.parts("", (rows, cols), request.k)
-    dtypes = {"I32": torch.int32, "U8": torch.uint8, "F32": torch.float32}
-    parts = {part.name: torch.empty(part.shape, dtype=dtypes[part.dtype], device=w.device) for part in shapes}
+    parts = {part.name: torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype], device=w.device) for part in shapes}
     left = w.float().clone()
     left[:, factor.dead] = 0.0
     step = _columns if codec.name == DEFAULT_CODEC else _block
