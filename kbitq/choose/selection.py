@@ -118,6 +118,7 @@ class Selection:
     keep_embeddings: bool = True
     rules: Sequence[TensorRule] = ()
     codec: str = DEFAULT_CODEC
+    codecs: Sequence[str] = ()  # that a budget chooses from, where it does
 
     def __post_init__(self) -> None:
         check_k(self.k, (self.codec,))
@@ -160,11 +161,19 @@ class Selection:
         else:
             reason = "fused experts" if is_fused_experts(name, shape) else "matrix"
         k = self.k if rule is None or rule.k is None else rule.k
-        codec = self.codec if rule is None or rule.codec is None else rule.codec
+        codec = self._codec_of(rule)
         check_k(k, (codec,), f"{name}: ")
         if not shrinks(name, shape, dtype, k, codec):
             return Verdict(False, "would not shrink")
         return Verdict(True, reason, k, rule, codec)
+
+    def _codec_of(self, rule: TensorRule | None) -> str:
+        """That of the rule or of the run; of several, where a rule sets K alone, the last that has this K."""
+        if rule is not None and rule.codec is not None:
+            return rule.codec
+        if rule is None or rule.k is None:
+            return self.codec
+        return next((codec for codec in reversed(self.codecs) if rule.k in get_codec(codec).ks), self.codec)
 
     def _kept_by_default(self, name: str, shape: Sequence[int]) -> str | None:
         for reason, belongs in _ROLES:

@@ -295,6 +295,14 @@ WAYS: dict[str, Callable[[Path], list[object]]] = {
     "a few rules": lambda folder: ["--k", 3, "--rule", RULES[0]],
     "many rules": lambda folder: ["--k", 3, *(word for rule in RULES for word in ("--rule", rule))],
     "many rules and a budget": lambda folder: ["--bpw", 3.5, *(word for rule in RULES for word in ("--rule", rule))],
+    "wide scales": lambda folder: ["--k", 3, "--codec", "trellis", "--scale-block", 128],
+    "many rules and both codecs": lambda folder: [
+        "--bpw", 2.5, "--codec", "auto", *(word for rule in RULES for word in ("--rule", rule)),
+    ],
+    "many rules and wide scales": lambda folder: [
+        "--k", 3, "--codec", "trellis", "--scale-block", 128,
+        *(word for part in (".0.", ".1.", ".2.", "q_proj") for word in ("--rule", f"*{part}*=trellis:k2/128")),
+    ],
     "importance": lambda folder: ["--k", 3, "--importance", importance(folder)],
     "importance and many rules": lambda folder: [
         "--k", 4, "--importance", importance(folder), *(word for rule in RULES for word in ("--rule", rule)),

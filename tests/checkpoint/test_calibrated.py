@@ -142,6 +142,9 @@ def test_what_is_refused(source: Path, stats: Path, tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match="nothing on any"):
         save_file({"z.weight": torch.randn(64, 128)}, tmp_path / "z.safetensors")
         quantized(tmp_path / "z.safetensors", "x.safetensors", stats)
+    with pytest.raises(SelectionError, match="do not go together"):
+        save_file({OTHER: torch.ones(160)}, tmp_path / "importance.safetensors")
+        quantized(source, "x.safetensors", stats, importance=tmp_path / "importance.safetensors")
     with pytest.raises(SelectionError, match="max_memory"):
         quantized(source, "x.safetensors", stats, max_memory=100_000)
     bad = written(tmp_path / "bad", [Gathered({OTHER: None}, 160, None, [500], [[-hessian(160, 1)]])])

@@ -224,6 +224,14 @@ def test_a_budget_chooses_among_codecs(source: Path) -> None:
         plan_quantize(source, source.with_name("x.safetensors"), QuantizeOptions(k=3, codec="auto"))
 
 
+def test_a_rule_that_sets_k_alone_goes_with_both_codecs(source: Path) -> None:
+    rules = tuple(map(parse_rule, ("layers.0.*=k5", "layers.1.*=k1", "layers.2.*=k3")))
+    options = QuantizeOptions(codec="auto", budget=Budget(3.5), rules=rules)
+    plan = choose(plan_quantize(source, source.with_name("x.safetensors"), options))
+    found = {t.name.split(".")[1]: (t.codec, t.k) for t in plan.tensors if t.pinned}
+    assert found == {"0": ("planes", 5), "1": ("trellis", 1), "2": ("planes", 3)}
+
+
 def test_the_recipe_of_a_budget_gives_the_same_bytes(source: Path) -> None:
     from kbitq.checkpoint import write_recipe
     from kbitq.choose.recipe import load_recipe

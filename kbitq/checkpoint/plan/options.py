@@ -67,7 +67,7 @@ class QuantizeOptions:
     def selection(self) -> Selection:
         codec = self.codecs[0]
         k = get_codec(codec).ks[0] if self.k is None else self.k
-        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules, codec)
+        return Selection(k, self.include, self.exclude, self.only, self.keep_embeddings, self.rules, codec, self.codecs)
 
     @property
     def codecs(self) -> tuple[str, ...]:
