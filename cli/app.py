@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 for _name, _module in COMMANDS.items():
-    app.command(_name, epilog=_module.EPILOG)(_module.command)
+    app.command(_name, epilog=_module.EPILOG, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
 
 
 @app.callback()

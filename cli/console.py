@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.console import RenderableType
 
+_ODD_NAMES: list[str | None] = ["backslashreplace"] * 2  # what stdout and stderr do with what they cannot encode
 _UNCUT = 10_000  # columns of a table that goes to a file or a pipe: nothing is shortened there
 
 
@@ -30,15 +31,20 @@ class Console:
     """Where every command writes. ``begin`` is called once by each command with what its options ask for."""
 
     def __init__(self) -> None:
+        self._errors_before = _ODD_NAMES
         self.reset()
 
     def reset(self) -> None:
         """Back to the state in which the program starts. No name or path, however odd, may break a print."""
         self.wants_json = self.quiet = self.debug = False
         self.unfinished: str | None = None
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
+        before = _reconfigure(_ODD_NAMES)
+        if before != _ODD_NAMES:  # else they are ours already
+            self._errors_before = before
+
+    def hand_over(self) -> None:
+        """Another program goes on in this process: the streams are as it would find them."""
+        _reconfigure(self._errors_before)
 
     def begin(
         self, *, json: bool = False, quiet: bool = False, debug: bool = False, unfinished: str | None = None
@@ -126,6 +132,16 @@ class Console:
             view = progress.Lines(sys.stderr, verb, amount)
         with view:
             yield view.update
+
+
+def _reconfigure(errors: Sequence[str | None]) -> list[str | None]:
+    """Set ``errors`` of stdout and stderr; returns what they were."""
+    before: list[str | None] = []
+    for stream, wanted in zip((sys.stdout, sys.stderr), errors, strict=True):
+        before.append(stream.errors)
+        if isinstance(stream, TextIOWrapper) and wanted is not None:
+            stream.reconfigure(errors=wanted)
+    return before
 
 
 def _rich(stream: Any) -> RichConsole:

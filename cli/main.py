@@ -6,7 +6,8 @@ Only what is needed to hear a signal is imported at the top: Ctrl-C may come whi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from kbitq.cli.signals import INTERRUPTED, Signals, Stopped
 
@@ -18,12 +19,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     signal n (130: Ctrl-C), with everything unfinished removed, but for what the same command goes on from.
     """
     with Signals(own_process=arguments is None) as signals:
-        code = _run(arguments, signals)
-        signals.end(code)
-        return code
+        done = _run(arguments, signals)
+        if isinstance(done, int):
+            signals.end(done)
+            return done
+        signals.hand_over()
+    return done()
 
 
-def _run(arguments: Sequence[str] | None, signals: Signals) -> int:
+def _run(arguments: Sequence[str] | None, signals: Signals) -> int | Callable[[], int]:
+    """The exit code, or the program that ``kbitq run`` found, to be called when nothing of ours is in its way."""
     from kbitq.cli.app import app
     from kbitq.cli.console import console
     from kbitq.cli.errors import explain, report
@@ -35,6 +40,9 @@ def _run(arguments: Sequence[str] | None, signals: Signals) -> int:
         if code == INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt
         console.flush()
+        if callable(code):
+            console.hand_over()
+            return cast(Callable[[], int], code)
         return code or 0
     except (Exception, KeyboardInterrupt, Stopped) as raised:
         error: BaseException = raised

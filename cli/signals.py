@@ -100,6 +100,10 @@ class Signals:
         finally:
             self._raises, self._hint = before
 
+    def hand_over(self) -> None:
+        """Another program goes on in this process after the block: it gets the handlers that it would find."""
+        self._own_process = False
+
     def end(self, code: int) -> None:
         """The program has done what it had to do. After a signal, threads that are still busy are not waited for.
 

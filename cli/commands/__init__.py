@@ -1,6 +1,19 @@
 """The commands, a file each. Each file has ``command``, whose docstring is the help, and ``EPILOG``, the examples."""
 
-from kbitq.cli.commands import calibrate, card, dequantize, env, eval, generate, inspect, plan, push, quantize, verify
+from kbitq.cli.commands import (
+    calibrate,
+    card,
+    dequantize,
+    env,
+    eval,
+    generate,
+    inspect,
+    plan,
+    push,
+    quantize,
+    run,
+    verify,
+)
 
 COMMANDS = {
     "quantize": quantize,
@@ -13,6 +26,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "eval": eval,
     "generate": generate,
+    "run": run,
     "env": env,
 }
 """Every command by the name that is typed, in the order of the help page."""

@@ -64,3 +64,15 @@ Model = Annotated[
     ),
 ]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.", show_default=False)]
+ProgramName = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROGRAM",
+        help="A .py file, a command of an installed package (lm_eval), or with -m a module.",
+        autocompletion=parsing.complete_path,
+        show_default=False,
+    ),
+]
+ProgramArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS", help="What the program is given.", show_default=False)
+]

@@ -1,4 +1,4 @@
-"""Running a model: ``eval`` and ``generate``."""
+"""Running a model (``eval``, ``chat``, ``generate``) or a program (``run``)."""
 
 from __future__ import annotations
 
@@ -63,3 +63,4 @@ ComputeDtype = Annotated[
 MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Stop after so many tokens.")]
 Temperature = Annotated[float, typer.Option(metavar="T", min=0.0, help="0: always the likeliest token.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Start of the random numbers; the same seed draws the same text.")]
+Module = Annotated[bool, typer.Option("--module", "-m", help="PROGRAM is a module, as after python -m.")]

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,8 @@ def unknown(root: typer.core.TyperGroup, words: list[str]) -> list[str]:
     """Of a command line of kbitq: its command or its options, where there are none of that name."""
     if words[0] not in root.commands:
         return words[:1]
+    if words[0] == "run":  # what follows the name of a program is the program's
+        words = ["run", *takewhile(lambda word: word.startswith("-"), words[1:])]
     known = {o for p in root.commands[words[0]].params for o in (*p.opts, *p.secondary_opts)}
     return [word for word in words if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known]
 
@@ -192,6 +195,7 @@ def test_examples_of_help_exist(root: typer.core.TyperGroup) -> None:
 
 def test_a_wrong_command_is_found(root: typer.core.TyperGroup) -> None:
     assert unknown(root, ["quantise", "--k", "4"]) == ["quantise"]
+    assert unknown(root, ["run", "--no-such", "lm_eval", "--model", "hf"]) == ["--no-such"]
     assert unknown(root, ["quantize", "a", "--k=4", "-o", "b", "--bits", "4"]) == ["--bits"]
 
 
