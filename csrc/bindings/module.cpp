@@ -4,6 +4,7 @@ PYBIND11_MODULE(_C, m) {
     m.doc() = "The compiled core of kbitq. Use kbitq.ops; this module checks its arguments and nothing more.";
     kbitq::bind_runtime(m);
     kbitq::bind_codec(m);
+    kbitq::bind_formats(m);
     kbitq::bind_linear(m);
     kbitq::bind_tiles(m);
 }

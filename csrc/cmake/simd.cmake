@@ -7,9 +7,10 @@ function(kbitq_simd_sources target)
     return()
   endif()
   target_sources(${target} PRIVATE ops/codec/kernels_avx2.cpp ops/codec/kernels_avx512.cpp
+                                   ops/formats/code_stream_avx2.cpp ops/formats/code_stream_avx512.cpp
                                    ops/linear/linear_avx2.cpp ops/linear/linear_avx512.cpp)
-  set_source_files_properties(ops/codec/kernels_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mbmi2")
-  set_source_files_properties(ops/codec/kernels_avx512.cpp PROPERTIES
+  set_source_files_properties(ops/codec/kernels_avx2.cpp ops/formats/code_stream_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mbmi2")
+  set_source_files_properties(ops/codec/kernels_avx512.cpp ops/formats/code_stream_avx512.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mf16c;-mbmi2")
   set_source_files_properties(ops/linear/linear_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
   set_source_files_properties(ops/linear/linear_avx512.cpp PROPERTIES

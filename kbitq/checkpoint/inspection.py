@@ -155,7 +155,7 @@ def _inspect_source(
     rows = []
     with TileReader(checkpoint) as reader:
         for tensor in checkpoint.tensors.values():
-            row = kept_row(tensor.name, chosen[tensor.name].reason, tensor.shape, tensor.dtype, tensor.nbytes)
+            row = kept_row(tensor.name, chosen[tensor.name].reason, tensor.shape, tensor.dtype, tensor.file_nbytes)
             row["would"] = None
             if chosen[tensor.name].quantize:
                 row["verdict"] = "quantized"
@@ -215,7 +215,8 @@ def _source_totals(
 ) -> dict[str, Any]:
     chosen = [(r, tried) for r in rows if (tried := r["would"])]
     weights = sum(element_count(r["shape"]) for r, _ in chosen)
-    untouched = checkpoint.nbytes - sum(r["bytes"] for r, _ in chosen)
+    quantized = {r["name"] for r, _ in chosen}
+    untouched = sum(t.plain_nbytes for t in checkpoint.tensors.values() if t.name not in quantized)
     would = {}
     for k in trial.ks:
         stored = sum(coded_nbytes(trial.codec, r["name"], r["shape"], k) for r, _ in chosen)

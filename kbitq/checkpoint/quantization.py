@@ -135,4 +135,4 @@ def _report(plan: Plan, state: RunState, seconds: float) -> RunReport:
     ]
     in_order = [sums for t in plan.tensors if t.quantized and (sums := state.tensors[t.name]) is not None]
     overall = sqnr_db(sum(s.signal for s in in_order), sum(s.noise for s in in_order))
-    return RunReport(plan.out, totals(rows, plan.bytes_in, overall), rows, seconds, plan.notes)
+    return RunReport(plan.out, totals(rows, plan.bytes_stored, overall), rows, seconds, plan.notes)

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_moved": set(),
     "ops": {"_core", "format"},
     "codecs": {"ops", "format"},
+    "formats": {"ops", "format"},  # other tools' formats: they know no checkpoint, only names, shapes and values
     "calibration.statistics": {"calibration.triangle", "checkpoint.source", "format"},  # reading: whoever quantizes may
     "calibration.triangle": set(),
     # Making statistics: it runs a model, so it stands beside the jobs and nothing imports it.
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "card": set(),
     "eval": {"checkpoint.source", "checkpoint.output"},  # for the file that it writes beside a model
     # The way of a checkpoint, in this order: each room knows only the rooms above it.
-    "checkpoint.source": {"format", "ops"},
+    "checkpoint.source": {"format", "formats", "ops"},
     "checkpoint.output": {"checkpoint.source", "format"},
     "checkpoint.plan": {
         "calibration.statistics", "checkpoint.source", "checkpoint.output", "choose", "codecs", "format",
@@ -212,7 +213,8 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "codecs": {"cpu", "cuda", "format"},
     "ops/codec": {"codecs", "cpu", "cuda", "format"},
     "ops/linear": {"codecs", "cpu", "cuda", "format"},
-    "bindings": {"ops/codec", "ops/linear", "codecs", "cpu", "cuda", "format"},
+    "ops/formats": {"cpu", "format"},
+    "bindings": {"ops/codec", "ops/formats", "ops/linear", "codecs", "cpu", "cuda", "format"},
 }
 CPP_SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)

@@ -53,6 +53,7 @@ def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[LedgerRow]) 
         "totals": dict(totals),
         "tensors": [*rows, *_carried_tensors(plan.checkpoint)],
         "dropped": plan.checkpoint.dropped,
+        **({"source_formats": plan.checkpoint.schemes} if plan.checkpoint.schemes else {}),
         "files_not_carried": plan.checkpoint.notes,
     }  # fmt: skip
 

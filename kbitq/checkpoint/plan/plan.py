@@ -161,6 +161,11 @@ class Plan:
         return sum(t.bytes_in for t in self.tensors)
 
     @property
+    def bytes_stored(self) -> int:
+        """Bytes of all tensors in the source's files."""
+        return sum(t.bytes_stored for t in self.tensors)
+
+    @property
     def bytes_out(self) -> int:
         return sum(t.bytes_out for t in self.tensors)
 
@@ -188,7 +193,7 @@ class Plan:
             "tensors": [
                 {
                     "name": t.name, "verdict": t.verdict, "reason": t.reason, "shape": list(t.shape), "dtype": t.dtype,
-                    "k": t.k, "bytes_in": t.bytes_in, "bytes": t.bytes_out,
+                    "k": t.k, "bytes_in": t.bytes_stored, "bytes": t.bytes_out,
                     **({"codec": t.codec} if t.codec != DEFAULT_CODEC else {}),
                 }
                 for t in self.tensors
@@ -196,6 +201,7 @@ class Plan:
             "files": [{"name": s.name, "bytes": s.nbytes, "tensors": len(s.placed)} for s in self.shards],
             "carried": list(self.checkpoint.carried) if self.to_folder else [],
             "dropped": dict(self.checkpoint.dropped),
+            **({"source_formats": dict(self.checkpoint.schemes)} if self.checkpoint.schemes else {}),
             "notes": self.notes,
             "disk": {"needed": self.disk_needed, "free": disk_free(self.out)},
             "peak_memory": memory.peak_memory(

@@ -22,13 +22,14 @@ class TensorPlan:
         verdict: ``quantized`` or ``kept``.
         reason: for the verdict.
         k: bits of an index; None for a tensor that is kept.
-        bytes_in: in the source.
+        bytes_in: that are read of the source; decoded ones, where it is in another tool's format.
         bytes_out: in the output, constants included.
         bytes_plain: in the output if it were kept.
         scale: the rule that chooses scales.
         codebook: a name or a file.
         pinned: whether a rule set its K (and codec).
         codec: how it is coded.
+        bytes_stored: in the source's files.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TensorPlan:
     codebook: str = "optimal"
     pinned: bool = False
     codec: str = DEFAULT_CODEC
+    bytes_stored: int = 0
 
     @property
     def quantized(self) -> bool:
@@ -80,4 +82,5 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
         rule.codebook or options.codebook,
         rule.k is not None,
         verdict.codec,
+        tensor.file_nbytes,
     )

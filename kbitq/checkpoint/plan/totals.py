@@ -99,7 +99,7 @@ def plan_totals(tensors: Iterable[TensorPlan]) -> dict[str, Any]:
     rows = []
     bytes_in = 0
     for t in tensors:
-        bytes_in += t.bytes_in
+        bytes_in += t.bytes_stored
         if t.k is None:
             rows.append(kept_row(t.name, t.reason, t.shape, t.dtype, t.bytes_out))
         else:

@@ -21,6 +21,7 @@ from kbitq.checkpoint.source.side_files import INDEX_SUFFIX, WEIGHTS_SUFFIX, is_
 from kbitq.checkpoint.source.storage import Fingerprint, Storage, open_storage, read_all
 from kbitq.errors import CheckpointError
 from kbitq.format import CONFIG_FILE, element_count, stored_dtype
+from kbitq.formats.base import ForeignWeight
 from kbitq.text_safety import shown
 
 MAX_CONFIG_BYTES = 16_000_000
@@ -51,7 +52,9 @@ class Scaling:
 class SourceTensor:
     """A tensor of a checkpoint: what it is and where its bytes are. ``offset`` counts from the start of ``file``.
 
-    With ``scaling`` the bytes are FP8 and ``dtype`` is what they decode to; ``nbytes`` is always what is stored.
+    With ``scaling`` the bytes are FP8 and ``dtype`` is what they decode to; ``nbytes`` is what is stored. With
+    ``foreign`` the tensor is a weight in another tool's format, made of ``parts``: whoever reads its bytes gets those
+    of the decoded weight, and ``nbytes`` counts these.
     """
 
     name: str
@@ -61,6 +64,13 @@ class SourceTensor:
     offset: int
     nbytes: int
     scaling: Scaling | None = None
+    foreign: ForeignWeight | None = None
+    parts: tuple[SourceTensor, ...] = ()
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes that it takes in the files."""
+        return sum(part.nbytes for part in self.parts) if self.parts else self.nbytes
 
     @property
     def stored_bits(self) -> int:
@@ -82,7 +92,7 @@ class Checkpoint:
     ``tensors`` are in the order of the files and of the bytes in them. ``stem`` is the common name of the weight files
     (``model``). ``weight_map`` is what the index says, file name by tensor name. ``carried`` are the files that go with
     the weights; ``notes`` say what does not, and why. ``dropped`` are tensors that only take part in decoding others
-    (scales).
+    (scales). ``schemes`` are other tools' formats that weights are in, with how many are.
     """
 
     storage: Storage
@@ -96,6 +106,7 @@ class Checkpoint:
     carried: list[str] = field(default_factory=list)
     carried_sizes: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    schemes: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -104,8 +115,8 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for t in self.tensors.values())
+        """Bytes of all tensors, as the files hold them."""
+        return sum(t.file_nbytes for t in self.tensors.values())
 
     def describe(self, tensor: SourceTensor) -> str:
         """How an error names a tensor: its file and itself."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kbitq.checkpoint.source import scaling
+from kbitq.checkpoint.source import foreign, scaling
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.errors import CheckpointError
@@ -46,7 +46,7 @@ def is_kbitq(checkpoint: Checkpoint) -> bool:
 
 
 def open_source(source: str | os.PathLike[str] | Storage) -> Checkpoint:
-    """Open a checkpoint that is to be quantized: FP8 weights with scales decode, anything quantized is refused."""
+    """Open a checkpoint that is to be quantized: weights in formats that are read decode, others are refused."""
     checkpoint = open_checkpoint(source)
     prepare_source(checkpoint)
     return checkpoint
@@ -54,8 +54,12 @@ def open_source(source: str | os.PathLike[str] | Storage) -> Checkpoint:
 
 def prepare_source(checkpoint: Checkpoint) -> None:
     """Make an opened checkpoint a source. Raises CheckpointError for one whose weights are not plain numbers."""
+    refuse_kbitq(checkpoint)
+    checkpoint.dropped = foreign.resolve(checkpoint)
     refuse_quantized(checkpoint)
-    checkpoint.dropped = scaling.resolve(checkpoint)
+    checkpoint.dropped |= scaling.resolve(checkpoint)
+    if (warning := foreign.note(checkpoint)) is not None:
+        checkpoint.notes.append(warning)
     if foreign_config(checkpoint.config) != FP8_METHOD:
         return
     for tensor in checkpoint.tensors.values():
@@ -66,8 +70,8 @@ def prepare_source(checkpoint: Checkpoint) -> None:
             )
 
 
-def refuse_quantized(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a source that is quantized in a way that is not read here, naming the tool."""
+def refuse_kbitq(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a source that kbitq wrote."""
     if is_kbitq(checkpoint):
         raise CheckpointError(
             f"{checkpoint.where} is already quantized by kbitq",
@@ -75,7 +79,13 @@ def refuse_quantized(checkpoint: Checkpoint) -> None:
             remedy="original",
             data={"path": checkpoint.where},
         )
-    tool = foreign_config(checkpoint.config) or foreign_tensors(checkpoint.tensors.values())
+
+
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError where weights are left that are quantized in a way that is not read here."""
+    tool = foreign_tensors(checkpoint.tensors.values())
+    if tool is None and not checkpoint.schemes:
+        tool = foreign_config(checkpoint.config)
     if tool is not None and tool != FP8_METHOD:
         raise CheckpointError(f"{checkpoint.where} is already quantized with {tool}", hint=_UNQUANTIZED)
 

@@ -17,7 +17,9 @@ from kbitq.checkpoint.source.memory import DEFAULT_TILE_BYTES, MIN_TILE_BYTES
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.open_files import OpenFiles
 from kbitq.checkpoint.source.spans import Span, spans
+from kbitq.checkpoint.source.stored_values import TensorValues
 from kbitq.format import BLOCK, matrix_shape, stored_dtype
+from kbitq.formats.base import ForeignWeight
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
@@ -47,6 +49,7 @@ class TileReader:
         self._files = OpenFiles(checkpoint)
         self._decoding = Lock()  # of the scales at hand
         self._scale: tuple[str, torch.Tensor] = ("", torch.empty(0))
+        self._stored: tuple[str, TensorValues | None] = ("", None)  # of the weight in another format at hand
 
     def __enter__(self) -> TileReader:
         return self
@@ -126,9 +129,33 @@ class TileReader:
 
     def read_into(self, tensor: SourceTensor, start: int, target: torch.Tensor) -> None:
         """Fill ``target`` (uint8, on the CPU) with bytes of a tensor from byte ``start`` of it; from any thread."""
-        if target.numel():
+        if tensor.foreign is not None:
+            self._decode_into(tensor, tensor.foreign, start, target)
+        elif target.numel():
             with self._files.in_use(tensor.file) as file:
                 file.read_into(target.numpy().data, tensor.offset + start)
+
+    def _decode_into(self, tensor: SourceTensor, weight: ForeignWeight, start: int, target: torch.Tensor) -> None:
+        """Fill ``target`` with bytes of a decoded weight: its rows that they lie in are decoded."""
+        rows, cols = matrix_shape(tensor.name, tensor.shape)
+        row_bytes = cols * stored_dtype(tensor.dtype).bits // 8
+        done, limit = 0, max(1, self.tile_bytes // max(row_bytes, 1))
+        while done < target.numel():
+            first, within = divmod(start + done, row_bytes)
+            wanted = min(-(-(within + target.numel() - done) // row_bytes), limit, rows - first)
+            decoded = weight.decode(self._values_of(tensor), first, wanted).contiguous().view(-1).view(torch.uint8)
+            count = min(wanted * row_bytes - within, target.numel() - done)
+            target[done : done + count].copy_(decoded[within : within + count])
+            done += count
+
+    def _values_of(self, tensor: SourceTensor) -> TensorValues:
+        """How the tensors that a weight is made of are read; those of the last weight are kept."""
+        with self._decoding:
+            name, values = self._stored
+            if values is None or name != tensor.name:
+                values = TensorValues(self.checkpoint, self._files, tensor.parts)
+                self._stored = tensor.name, values
+            return values
 
     def check_unchanged(self) -> None:
         """Raise SourceChangedError if a file that was read is no longer the one whose header was planned with."""

@@ -1,0 +1,37 @@
+"""Which formats a checkpoint has weights of. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kbitq.format import matrix_shape
+from kbitq.formats import gptq
+from kbitq.formats.base import Catalogue, Found, check_rows
+from kbitq.text_safety import shown
+
+Recognise = Callable[[Catalogue], Found]
+FORMATS: tuple[Recognise, ...] = (gptq.recognise,)
+
+
+def recognise(catalogue: Catalogue) -> Found:
+    """All weights of other tools' formats in a checkpoint.
+
+    Raises CheckpointError where tensors do not fit their format, or two weights claim one name.
+    """
+    found = Found()
+    for one in FORMATS:
+        more = one(catalogue)
+        found.weights += more.weights
+        found.dropped.update(more.dropped)
+    _check(catalogue, found)
+    return found
+
+
+def _check(catalogue: Catalogue, found: Found) -> None:
+    taken = {name for weight in found.weights for name in weight.stored} | found.dropped.keys()
+    names: set[str] = set()
+    for weight in found.weights:
+        if weight.name in names or (weight.name in catalogue.tensors and weight.name not in taken):
+            raise catalogue.broken(weight.stored[0], f"{shown(weight.name)}, which it decodes to, is there twice")
+        names.add(weight.name)
+        check_rows(catalogue, weight, matrix_shape(weight.name, weight.shape)[0])
