@@ -3,6 +3,7 @@
 #   make demo       quantize a real model, look at it, turn it back, check that it still works
 #   make test       run the tests, a process on each core (WORKERS=0: one; PYTEST_ARGS="-k codec": some of them)
 #   make test-fast  those of the codec, the operators, the layers and the checkpoints: within a minute
+#   make test-lm-eval  those of `kbitq eval --tasks`, with lm-eval in an environment of its own
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
@@ -34,11 +35,11 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-fast lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
+.PHONY: help demo test test-fast test-lm-eval lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,14s/^# *//p' Makefile
+	@sed -n '3,15s/^# *//p' Makefile
 
 demo: $(STAMP)-demo
 	$(PY) examples/demo.py
@@ -50,6 +51,9 @@ test: $(STAMP)-test
 test-fast: $(STAMP)-test
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS) $(wildcard tests/test_*.py) \
 	    $(addprefix tests/,codecs ops nn choose checkpoint house)
+
+test-lm-eval: $(STAMP)-test
+	PY=$(abspath $(PY)) .ci/lm_eval $(PYTEST_ARGS)
 
 lint: $(STAMP)-lint
 	$(PY) -m ruff check .

@@ -14,11 +14,12 @@ from kbitq.checkpoint.source.side_files import CARD_FILE, EVALUATION_FILE, REPOR
 from kbitq.checkpoint.written.stored import open_quantized
 from kbitq.cli.console import console
 from kbitq.errors import CheckpointError
-from kbitq.eval.record import read_evaluations, save_evaluation
+from kbitq.eval.record import read_evaluations, read_tasks, save_evaluation, save_tasks
 from kbitq.format import CONFIG_FILE
 
 if TYPE_CHECKING:
     from kbitq.eval.perplexity import Evaluation
+    from kbitq.eval.tasks import TaskScore
 
 _ROW_KEYS = frozenset(("name", "verdict", "k", "scale", "codebook", "sqnr_db"))
 
@@ -55,6 +56,7 @@ def subject_of(path: Path) -> Subject:
         sorted(entry.name for entry in path.iterdir()),
         read_evaluations(path),
         text,
+        read_tasks(path),
     )
 
 
@@ -77,9 +79,21 @@ def save(folder: Path, result: Evaluation, text: Path | None, before: str) -> No
     """Write a result beside a model, and its card anew where README.md still is the one made ``before``."""
     assert text is not None
     save_evaluation(folder, result, text)
+    _renew(folder, before, [text])
+
+
+def save_scores(
+    folder: Path, scores: Sequence[TaskScore], against: Sequence[TaskScore] | None, harness: str, before: str
+) -> None:
+    """The same with scores of tasks, those of a reference, and what made them."""
+    save_tasks(folder, scores, against, harness)
+    _renew(folder, before, [])
+
+
+def _renew(folder: Path, before: str, inputs: Sequence[Path]) -> None:
     readme = folder / CARD_FILE
     if readme.is_file() and readme.read_text(encoding="utf-8", errors="replace") == before:
-        write_extra_output(readme, card_of(folder), [text], force=True)
+        write_extra_output(readme, card_of(folder), inputs, force=True)
         console.note(f"the result is in {folder / EVALUATION_FILE} and in the model card, {readme}")
         return
     console.note(f"the result is in {folder / EVALUATION_FILE}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ import typer
 
 from kbitq.cli.console import console
 from kbitq.cli.options import arguments, parsing, running
+from kbitq.cli.options import tasks as task_options
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
 
@@ -24,6 +27,7 @@ EPILOG = parsing.examples(
     "kbitq eval ./llama-k4 --text wiki.txt --against ./Llama-3.2-1B --windows 40",
     "kbitq eval ./llama-k4 --text wiki.txt --against ./Llama-3.2-1B --save",
     "kbitq eval ./llama-k4 --tokens ids.bin --json",
+    "kbitq eval ./llama-k4 --tasks arc_easy,hellaswag --limit 100 --against ./Llama-3.2-1B",
 )
 
 
@@ -39,27 +43,33 @@ def command(
     device: running.Device = "auto",
     dtype: running.ComputeDtype = "auto",
     trust_remote_code: running.TrustRemoteCode = False,
-    save: running.Save = False,
+    save: running.Save = None,
+    chat: running.UseTemplate = False,
     *,
+    wanted: task_options.Wanted,
     talk: Printing,
 ) -> None:
     """Measure the perplexity of a causal language model; with --against, how far its predictions are from another's.
 
     The text is cut into windows from its start, and each is read on its own.
+    With --tasks, measure its scores on tasks instead.
     """
     console.begin(**vars(talk))
-    if (text is None) == (tokens is None):
-        raise typer.BadParameter("Give the text to measure on: --text FILE or --tokens FILE, one of them.")
-    from kbitq.checkpoint import Progress
+    _check(wanted, text, tokens, chat=chat)
     from kbitq.cli import cards, sources
-    from kbitq.cli.views.text import count_text
     from kbitq.eval.perplexity import evaluate, read_tokens, windows_of
     from kbitq.integrations.transformers.loading import load_model
 
     folder = sources.local(model)
+    load = partial(load_model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    if wanted.tasks is not None:
+        from kbitq.cli import tasks
+
+        found = tasks.find(wanted, batch=batch, template=chat)
+        tasks.evaluate(found, folder, against and sources.local(against), load, trust=trust_remote_code, save=save)
+        return
     # Now: what cannot be saved, or is no text, is refused before the work.
     card = cards.before_saving(folder, text or tokens) if save else ""
-    load = partial(load_model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     ids = _ids(folder, text, trust_remote_code) if text is not None else None
     measured = load(folder)
     original = load(sources.local(against)) if against else None
@@ -67,16 +77,39 @@ def command(
         assert tokens is not None
         ids = read_tokens(tokens, measured.get_input_embeddings().num_embeddings)
     cut = windows_of(ids, window, windows)
-    with console.progress("reading", lambda rate: f"{count_text(rate)} tokens") as progress:
-
-        def report(done: int, total: int) -> None:
-            if progress is not None:
-                progress(Progress(done * cut.shape[1], total * cut.shape[1], ""))
-
+    with _bar(cut.shape[1]) as report:
         result = evaluate(measured, cut, reference=original, batch=batch, progress=report)
     _show(result)
     if save:
         cards.save(folder, result, text or tokens, card)
+
+
+def _check(wanted: task_options.Wanted, text: Path | None, tokens: Path | None, *, chat: bool) -> None:
+    """A usage error unless there is one thing to measure on, and what goes with it."""
+    if wanted.tasks is None and (text is None) == (tokens is None):
+        raise typer.BadParameter(
+            "Give the text to measure on: --text FILE or --tokens FILE, one of them; or tasks: --tasks NAME,..."
+        )
+    if wanted.tasks is not None and (text or tokens) is not None:
+        raise typer.BadParameter("--tasks NAME,... takes the place of --text FILE and --tokens FILE.")
+    if chat and wanted.tasks is None:
+        raise typer.BadParameter("--chat goes with --tasks; a text is read as it is.")
+    wanted.check()
+
+
+@contextmanager
+def _bar(window: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over windows of so many tokens."""
+    from kbitq.checkpoint import Progress
+    from kbitq.cli.views.text import count_text
+
+    with console.progress("reading", lambda rate: f"{count_text(rate)} tokens") as progress:
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                progress(Progress(done * window, total * window, ""))
+
+        yield report
 
 
 def _ids(folder: Path, text: Path, trust_remote_code: bool) -> Tensor:

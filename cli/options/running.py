@@ -42,10 +42,14 @@ Windows = Annotated[
     int | None, typer.Option(metavar="N", min=1, show_default="all", help="How many windows of the text to read.")
 ]
 Save = Annotated[
-    bool,
-    typer.Option("--save", help="Write the result beside the quantized model, for its card and for inspect --html."),
+    bool | None,
+    typer.Option(
+        "--save/--no-save",
+        show_default="save scores of tasks",
+        help="Write the result beside the quantized model, for its card and for inspect --html.",
+    ),
 ]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Windows read at once.")]
+Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Windows, or samples of a task, read at once.")]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option(help="Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
@@ -64,3 +68,7 @@ MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Stop after so 
 Temperature = Annotated[float, typer.Option(metavar="T", min=0.0, help="0: always the likeliest token.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Start of the random numbers; the same seed draws the same text.")]
 Module = Annotated[bool, typer.Option("--module", "-m", help="PROGRAM is a module, as after python -m.")]
+UseTemplate = Annotated[
+    bool,
+    typer.Option("--chat", help="Put what is asked into the model's chat template, as a message of a user."),
+]

@@ -35,7 +35,8 @@ class Subject:
         source: ``org/name@commit``, or the name of the file or folder that was quantized; None where it is not known.
         config: config.json; None where there is none.
         files: names of the files beside the weights.
-        evaluations: results of ``kbitq eval --save``.
+        evaluations: results of ``kbitq eval --save`` on texts.
+        tasks: scores of ``kbitq eval --tasks``.
         readme: the README.md of the source, or an earlier card with the source's text in it.
     """
 
@@ -45,6 +46,7 @@ class Subject:
     files: Collection[str] = ()
     evaluations: Sequence[Row] = field(default_factory=tuple)
     readme: str | None = None
+    tasks: Sequence[Row] = field(default_factory=tuple)
 
 
 def layer_kind(name: str) -> str:
@@ -73,7 +75,7 @@ def model_card(
         f"# {inline(title or _title(source, quantized))}\n",
         _summary(subject, quantized, source),
         "## Use\n\n" + usage(place, subject.config, subject.files),
-        "## Quality\n\n" + _quality(quantized) + _evaluations(subject.evaluations),
+        "## Quality\n\n" + _quality(quantized) + _evaluations(subject.evaluations) + _tasks(subject.tasks),
         "## Reproduce\n\n" + _reproduce(subject.ledger, source, out),
     ]
     return front_matter.with_source("\n".join(parts), text)
@@ -165,6 +167,21 @@ def _evaluations(evaluations: Sequence[Row]) -> str:
             number(100 * compared["same_top1"] if compared else None, 1, " %"),
         ))  # fmt: skip
     return "\n" + table(head, rows) + "\nMeasured with `kbitq eval`.\n"
+
+
+def _tasks(tasks: Sequence[Row]) -> str:
+    if not tasks:
+        return ""
+    head = ("Task", "Shots", "Samples", "Metric", "Value", "Standard error", "Source's")
+    rows = [
+        (
+            code(found["task"]), str(found["shots"]), str(found["samples"]), code(found["metric"]),
+            number(found["value"], 4), number(found.get("stderr"), 4), number(found.get("against"), 4),
+        )
+        for found in tasks
+    ]  # fmt: skip
+    harnesses = ", ".join(sorted({inline(str(found["harness"])) for found in tasks}))
+    return "\n" + table(head, rows) + f"\nMeasured with `kbitq eval --tasks` ({harnesses}).\n"
 
 
 def _reproduce(ledger: Mapping[str, Any], source: str | None, out: str | None) -> str:

@@ -118,6 +118,20 @@ def evaluations(sides: Sequence[Side]) -> list[tuple[str, ...]]:
     return rows
 
 
+TASK_HEAD = ("Task", "Shots", "Samples", "Metric", "Value", "Standard error", "Source")
+
+
+def tasks(sides: Sequence[Side]) -> list[tuple[str, ...]]:
+    """A row for each metric of each task."""
+    rows: list[tuple[str, ...]] = []
+    for side in sides:
+        for found in side.tasks:
+            named = found["task"] if len(sides) == 1 else f"{side.key}: {found['task']}"
+            figures = (f"{found[key]:.4f}" if key in found else "-" for key in ("value", "stderr", "against"))
+            rows.append((named, str(found["shots"]), str(found["samples"]), found["metric"], *figures))
+    return rows
+
+
 def kept(side: Side) -> list[tuple[str, int]]:
     """Reasons to keep tensors, and how many there are for each."""
     counts: dict[str, int] = {}

@@ -146,12 +146,14 @@ def _rendered(sides: Sequence[Side], data: dict[str, Any], libraries: tuple[Any,
         "facts": facts.facts(sides[0]),
         "compared": facts.compared_facts(*sides) if len(sides) > 1 else None,
         "evaluations": facts.evaluations(sides),
+        "tasks": facts.tasks(sides),
         "kept": facts.kept(sides[0]),
     })  # fmt: skip
     return str(
         template.render(
             **words,
             evaluation_head=facts.EVALUATION_HEAD,
+            task_head=facts.TASK_HEAD,
             mixed=any(len({row["k"] for row in side.rows}) > 1 for side in sides),
             steps=_legend(CHANGES if len(sides) > 1 else STEPS),
             charts=data["charts"],

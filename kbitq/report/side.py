@@ -17,7 +17,7 @@ from kbitq.checkpoint.source.storage import Storage, read_all
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants
 from kbitq.choose.tensor_names import layer_of, role_of, short_roles
-from kbitq.eval.record import parse_evaluations
+from kbitq.eval.record import parse_evaluations, parse_tasks
 from kbitq.report.expected import expected_db, is_named
 
 Row = dict[str, Any]
@@ -36,7 +36,8 @@ class Side:
             normal weights have) and ``off_db`` (SQNR less that).
         kept: rows of the others.
         ledger: ``quantization_report.json``; empty for a single file.
-        evaluations: results of ``kbitq eval --save``.
+        evaluations: results of ``kbitq eval --save`` on texts.
+        tasks: scores of ``kbitq eval --tasks``.
         source: what it was made from, where that is known.
     """
 
@@ -48,6 +49,7 @@ class Side:
     kept: list[Row]
     ledger: Mapping[str, Any] = field(default_factory=dict)
     evaluations: list[Row] = field(default_factory=list)
+    tasks: list[Row] = field(default_factory=list)
     source: str | None = None
 
     @property
@@ -99,7 +101,9 @@ def _read_files(side: Side, storage: Storage) -> None:
     if REPORT_FILE in names:
         side.ledger = parse_json_object(read_all(storage, REPORT_FILE, _MAX_LEDGER_BYTES), REPORT_FILE)
     if EVALUATION_FILE in names:
-        side.evaluations = parse_evaluations(read_all(storage, EVALUATION_FILE, _MAX_PAGE_BYTES), EVALUATION_FILE)
+        results = read_all(storage, EVALUATION_FILE, _MAX_PAGE_BYTES)
+        side.evaluations = parse_evaluations(results, EVALUATION_FILE)
+        side.tasks = parse_tasks(results, EVALUATION_FILE)
     source = side.ledger.get("source")
     if isinstance(source, str):
         side.source = source
