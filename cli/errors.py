@@ -57,6 +57,7 @@ _REMEDIES = {
     "more": "quantize more (--no-keep-embeddings, --include 'PATTERN'), or allow more",
     "no-stream": "run it again without --stream",
     "no-statistics": "kbitq calibrate MODEL --text FILE -o OUT writes one",
+    "no-template": "leave --chat away; kbitq chat takes base models, too",
     "no-window": "give more text, or a smaller --length",
     "nonfinite": "--on-nonfinite keep copies such tensors unquantized, --exclude PATTERN leaves them alone",
     "not-ours": "remove the folder yourself, or choose another with -o",

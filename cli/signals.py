@@ -50,7 +50,7 @@ class Signals:
         self._own_process = own_process
         self.heard: int | None = None  # the signal that was raised as an exception
         self._before: dict[int, Any] = {}
-        self._raises = self._raised = False
+        self._raises = self._raised = self._in_parts = False
         self._hint: str | None = None
         self._dropped = self._again = 0  # the signal to be sent anew; how many times that was done
         self._pipe = (-1, -1)
@@ -100,6 +100,15 @@ class Signals:
         finally:
             self._raises, self._hint = before
 
+    @contextlib.contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Within the block Ctrl-C ends a part of the work, not the program: it raises KeyboardInterrupt each time."""
+        self._in_parts = True
+        try:
+            yield
+        finally:
+            self._in_parts = False
+
     def hand_over(self) -> None:
         """Another program goes on in this process after the block: it gets the handlers that it would find."""
         self._own_process = False
@@ -117,6 +126,8 @@ class Signals:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         """Python's handler, in the main thread between two steps of it."""
+        if self._in_parts and number == signal.SIGINT:
+            raise KeyboardInterrupt
         if self._raised:
             return  # the other thread counts
         if not self._raises:
@@ -149,6 +160,8 @@ class Signals:
                 continue
             if self._again:
                 self._again -= 1
+            elif self._in_parts and number == signal.SIGINT:
+                continue
             elif first is None:
                 first = time.monotonic()
             elif time.monotonic() - first > _ONE_REQUEST_SECONDS and number != signal.SIGXCPU:
@@ -162,6 +175,13 @@ def at_once(hint: str) -> Iterator[None]:
         yield
         return
     with Signals.current.at_once(hint):
+        yield
+
+
+@contextlib.contextmanager
+def in_parts() -> Iterator[None]:
+    """``Signals.in_parts`` of the program that runs, if one does."""
+    with Signals.current.in_parts() if Signals.current is not None else contextlib.nullcontext():
         yield
 
 

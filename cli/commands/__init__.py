@@ -3,6 +3,7 @@
 from kbitq.cli.commands import (
     calibrate,
     card,
+    chat,
     dequantize,
     env,
     eval,
@@ -26,6 +27,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "eval": eval,
     "generate": generate,
+    "chat": chat,
     "run": run,
     "env": env,
 }

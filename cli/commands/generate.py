@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from kbitq.cli.console import console
 from kbitq.cli.options import arguments, parsing, running
 from kbitq.cli.options.printing import Printing
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 EPILOG = parsing.examples(
     'kbitq generate ./llama-k4 "The capital of France is"',
     'kbitq generate ./llama-k4 "Once upon a time" --max-tokens 200 --temperature 0.8',
+    'kbitq generate ./llama-k4 "Why is the sky blue?" --chat',
 )
 
 
@@ -25,27 +28,34 @@ def command(
     max_tokens: running.MaxTokens = 100,
     temperature: running.Temperature = 0.0,
     seed: running.Seed = 0,
+    chat: running.UseTemplate = False,
+    system: running.System = None,
     device: running.Device = "auto",
     dtype: running.ComputeDtype = "auto",
     trust_remote_code: running.TrustRemoteCode = False,
     *,
     talk: Printing,
 ) -> None:
-    """Continue a prompt: the text goes to stdout as it comes, speed and memory to stderr."""
+    """Continue a prompt: the text goes to stdout as it comes, speed and memory to stderr.
+
+    With --chat, answer it.
+    """
     console.begin(**vars(talk))
     from kbitq.cli import sources
     from kbitq.eval.generation import check_request, generate, memory_of
     from kbitq.integrations.transformers.loading import load_model, load_tokenizer
 
     check_request(prompt, temperature, seed)
+    if system is not None and not chat:
+        raise typer.BadParameter("--system goes with --chat.")
     folder = sources.local(model)
     speaker = load_model(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    if not talk.json:
+    if not talk.json and not chat:
         console.write(prompt)
     made = generate(
         speaker, tokenizer, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed,
-        on_text=None if talk.json else console.write,
+        on_text=None if talk.json else console.write, template=chat, system=system,
     )  # fmt: skip
     if talk.json:
         console.object(_ledger(prompt, made, memory_of(speaker)))

@@ -66,6 +66,15 @@ ComputeDtype = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Stop after so many tokens.")]
 Temperature = Annotated[float, typer.Option(metavar="T", min=0.0, help="0: always the likeliest token.")]
+OwnTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", metavar="T", min=0.0, show_default="the model's", help="0: always the likeliest token."
+    ),
+]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", show_default=False, help="What the model is told first.")
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="Start of the random numbers; the same seed draws the same text.")]
 Module = Annotated[bool, typer.Option("--module", "-m", help="PROGRAM is a module, as after python -m.")]
 UseTemplate = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,20 @@ class Memory:
 
 
 class _Stream:
-    """What transformers calls with the prompt and then with every token."""
+    """What transformers calls with the prompt and then with every token, and asks whether to stop.
 
-    def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
-        self._tokenizer, self._on_text = tokenizer, on_text
+    Args:
+        tokenizer: decodes.
+        on_text: gets each new piece of text.
+        stops: the text ends before the first of these.
+    """
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._on_text, self._stops = tokenizer, on_text, stops
         self.ids: list[int] = []
         self.times: list[float] = []
-        self._shown = ""
-        self._is_prompt = True
+        self.text = self._shown = ""
+        self._is_prompt, self._stopped = True, False
 
     def put(self, value: torch.Tensor) -> None:
         if self._is_prompt:
@@ -64,21 +70,34 @@ class _Stream:
             return
         self.ids += value.reshape(-1).tolist()
         self.times.append(time.monotonic())
-        self._show(final=False)
+        self._decode()
+        self._show(final=self._stopped)
 
     def end(self) -> None:
         self._show(final=True)
 
-    @property
-    def text(self) -> str:
-        return str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
+    def stops_now(self, ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        """A stopping criterion of transformers: bool ``[batch]``."""
+        return torch.full((ids.shape[0],), self._stopped, dtype=torch.bool, device=ids.device)
+
+    def _decode(self) -> None:
+        text = str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        self._stopped = bool(found)
+        self.text = text[: min(found)] if found else text
 
     def _show(self, *, final: bool) -> None:
         """Hand over what is new. A character whose bytes are not all there yet decodes to U+FFFD, and waits."""
-        text = self.text
+        text = self.text if final else self.text[: len(self.text) - self._held()]
         if self._on_text is not None and (final or not text.endswith("�")) and text.startswith(self._shown):
             self._on_text(text[len(self._shown) :])
             self._shown = text
+
+    def _held(self) -> int:
+        """How many characters at the end may be the beginning of a stop."""
+        longest = max(map(len, self._stops), default=1) - 1
+        begins = (n for n in range(longest, 0, -1) if any(s.startswith(self.text[-n:]) for s in self._stops))
+        return min(next(begins, 0), len(self.text))
 
 
 def check_request(prompt: str, temperature: float = 0.0, seed: int = 0) -> None:
@@ -110,6 +129,8 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
     on_text: Callable[[str], None] | None = None,
+    template: bool = False,
+    system: str | None = None,
 ) -> Generation:
     """Continue a prompt.
 
@@ -121,24 +142,89 @@ def generate(
         temperature: 0 takes the likeliest token each time; above, tokens are drawn.
         seed: of the drawing; the state of torch's generators is left as it was.
         on_text: called with each new piece of text.
+        template: the prompt is a user's message, which the tokenizer's chat template puts into its form.
+        system: with ``template``, a message of the system before it.
 
     Raises:
-        KbitqError: an argument cannot be used (``check_request``), or the model or its tokenizer fails.
+        KbitqError: an argument cannot be used (``check_request``), the tokenizer has no chat template, or the model or
+            its tokenizer fails.
     """
     check_request(prompt, temperature, seed)
+    text = from_template(tokenizer, messages(prompt, system)) if template else prompt
+    ids = tokens_of(tokenizer, text)
+    return continue_tokens(
+        model, tokenizer, ids, max_tokens=max_tokens, temperature=temperature, seed=seed, on_text=on_text
+    )
+
+
+def messages(prompt: str, system: str | None = None) -> list[dict[str, str]]:
+    """A conversation that begins, as chat templates take it."""
+    said = [{"role": "system", "content": system}] if system else []
+    return [*said, {"role": "user", "content": prompt}]
+
+
+def from_template(tokenizer: Any, said: Sequence[Mapping[str, str]]) -> str:
+    """Messages in the form of the tokenizer's chat template, up to where the answer begins.
+
+    Raises:
+        KbitqError: there is no template, or it refuses the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise KbitqError(
+            "the tokenizer has no chat template", hint="generate(template=False) continues text", remedy="no-template"
+        )
+    with told("the chat template fails"):
+        return str(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False))
+
+
+def tokens_of(tokenizer: Any, text: str) -> torch.Tensor:
+    """int64 ``[1, n]`` with n > 0, without special tokens but those in the text. Raises KbitqError."""
     with told("the tokenizer fails"):
-        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
+        ids: torch.Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     if not ids.numel():
         raise KbitqError("prompt: the tokenizer makes no token of it")
-    stream = _Stream(tokenizer, on_text)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    return ids
+
+
+def continue_tokens(
+    model: Any,
+    tokenizer: Any,
+    ids: torch.Tensor,
+    *,
+    max_tokens: int,
+    temperature: float | None = 0.0,
+    seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    stops: Sequence[str] = (),
+) -> Generation:
+    """Continue tokens, int64 ``[1, n]``.
+
+    Args:
+        model: a causal language model of transformers.
+        tokenizer: its tokenizer.
+        ids: the tokens.
+        max_tokens: at most so many.
+        temperature: as for ``generate``; None leaves it and the like to the model's generation_config.json.
+        seed: of the drawing.
+        on_text: called with each new piece of text.
+        stops: the text ends before the first of these.
+
+    Raises:
+        KbitqError: the model or its tokenizer fails.
+    """
+    ids, stream = ids.to(model.device), _Stream(tokenizer, on_text, stops)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature is None:
+        sampling = {}
+    elif temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature}
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     with told("the model cannot generate"), torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
         started = time.monotonic()
         model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, streamer=stream,
-            pad_token_id=padding, **sampling,
+            pad_token_id=padding, stopping_criteria=[stream.stops_now], **sampling,
         )  # fmt: skip
     if not stream.times:
         raise KbitqError("the model made no token")
