@@ -50,7 +50,7 @@ test: $(STAMP)-test
 # The inner loop: what most changes break. No models, no network, no terminal, no page, and nothing marked slow.
 test-fast: $(STAMP)-test
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS) $(wildcard tests/test_*.py) \
-	    $(addprefix tests/,codecs ops nn choose checkpoint house)
+	    $(addprefix tests/,codecs ops functional nn choose checkpoint house)
 
 test-lm-eval: $(STAMP)-test
 	PY=$(abspath $(PY)) .ci/lm_eval $(PYTEST_ARGS)

@@ -106,3 +106,21 @@ def linear_tiles(
     codec: str = "planes",
 ) -> None: ...
 def decode_tiles(tiles: Tensor, codebook: Tensor, out: Tensor, stream: int = 0, codec: str = "planes") -> None: ...
+
+nf4_levels: list[float]
+nf4_few_rows: int
+
+def nf4_quantize(w: Tensor, codes: Tensor, scales: Tensor, block: int, threads: int = 1, stream: int = 0) -> None: ...
+def nf4_dequantize(
+    codes: Tensor, scales: Tensor, out: Tensor, block: int, threads: int = 1, stream: int = 0
+) -> None: ...
+def nf4_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block: int,
+    bias: Tensor | None,
+    out: Tensor,
+    threads: int = 1,
+    stream: int = 0,
+) -> None: ...

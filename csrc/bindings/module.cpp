@@ -7,4 +7,5 @@ PYBIND11_MODULE(_C, m) {
     kbitq::bind_formats(m);
     kbitq::bind_linear(m);
     kbitq::bind_tiles(m);
+    kbitq::bind_nf4(m);
 }

@@ -8,17 +8,19 @@ function(kbitq_simd_sources target)
   endif()
   target_sources(${target} PRIVATE ops/codec/kernels_avx2.cpp ops/codec/kernels_avx512.cpp
                                    ops/formats/code_stream_avx2.cpp ops/formats/code_stream_avx512.cpp
-                                   ops/linear/linear_avx2.cpp ops/linear/linear_avx512.cpp)
+                                   ops/linear/linear_avx2.cpp ops/linear/linear_avx512.cpp
+                                   ops/nf4/nf4_avx2.cpp ops/nf4/nf4_avx512.cpp)
   set_source_files_properties(ops/codec/kernels_avx2.cpp ops/formats/code_stream_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mbmi2")
   set_source_files_properties(ops/codec/kernels_avx512.cpp ops/formats/code_stream_avx512.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mf16c;-mbmi2")
-  set_source_files_properties(ops/linear/linear_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
-  set_source_files_properties(ops/linear/linear_avx512.cpp PROPERTIES
+  set_source_files_properties(ops/linear/linear_avx2.cpp ops/nf4/nf4_avx2.cpp PROPERTIES
+                              COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
+  set_source_files_properties(ops/linear/linear_avx512.cpp ops/nf4/nf4_avx512.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mbmi2")
   check_cxx_compiler_flag(-mavx512bf16 KBITQ_COMPILES_AVX512_BF16)  # since GCC 10
   if(KBITQ_COMPILES_AVX512_BF16)
-    target_sources(${target} PRIVATE ops/linear/linear_bf16.cpp)
-    set_source_files_properties(ops/linear/linear_bf16.cpp PROPERTIES
+    target_sources(${target} PRIVATE ops/linear/linear_bf16.cpp ops/nf4/nf4_bf16.cpp)
+    set_source_files_properties(ops/linear/linear_bf16.cpp ops/nf4/nf4_bf16.cpp PROPERTIES
                                 COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mfma;-mf16c;-mbmi2")
     target_compile_definitions(${target} PRIVATE KBITQ_AVX512_BF16=1)
   endif()

@@ -43,6 +43,27 @@ inline void store(int32_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256
 inline I or_int(I a, I b) { return _mm256_or_si256(a, b); }
 inline I double_int(I a) { return _mm256_add_epi32(a, a); }
 
+inline I shift_left(I a, int bits) { return _mm256_slli_epi32(a, bits); }
+inline I shift_right(I a, int bits) { return _mm256_srli_epi32(a, bits); }
+inline I as_bits(F a) { return _mm256_castps_si256(a); }
+// kLanes bytes, one a lane.
+inline I load_bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+// kLanes indices below 16 as kLanes / 2 bytes; of two neighbours, the first is the high half.
+inline void store_nibbles(uint8_t* p, I index) {
+    const I pairs = _mm256_or_si256(_mm256_slli_epi64(index, 4), _mm256_srli_epi64(index, 32));
+    const __m128i low = _mm256_castsi256_si128(pairs), high = _mm256_extracti128_si256(pairs, 1);
+    p[0] = static_cast<uint8_t>(_mm_extract_epi8(low, 0)), p[1] = static_cast<uint8_t>(_mm_extract_epi8(low, 8));
+    p[2] = static_cast<uint8_t>(_mm_extract_epi8(high, 0)), p[3] = static_cast<uint8_t>(_mm_extract_epi8(high, 8));
+}
+// a0 b0 a1 b1 ...: kLanes of them, then the rest.
+inline void interleave(F a, F b, F& first, F& second) {
+    const F low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+    first = _mm256_permute2f128_ps(low, high, 0x20);
+    second = _mm256_permute2f128_ps(low, high, 0x31);
+}
+
 inline M greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 inline M equal(I a, I b) { return _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)); }
 inline F where(M m, F a, F b) { return _mm256_blendv_ps(b, a, m); }  // a where the mask is set, else b

@@ -46,6 +46,26 @@ inline void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I or_int(I a, I b) { return _mm512_or_epi32(a, b); }
 inline I double_int(I a) { return _mm512_add_epi32(a, a); }
 
+inline I shift_left(I a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
+inline I shift_right(I a, int bits) { return _mm512_srli_epi32(a, static_cast<unsigned>(bits)); }
+inline I as_bits(F a) { return _mm512_castps_si512(a); }
+// kLanes bytes, one a lane.
+inline I load_bytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// kLanes indices below 16 as kLanes / 2 bytes; of two neighbours, the first is the high half.
+inline void store_nibbles(uint8_t* p, I index) {
+    const I pairs = _mm512_or_si512(_mm512_slli_epi64(index, 4), _mm512_srli_epi64(index, 32));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
+}
+// a0 b0 a1 b1 ...: kLanes of them, then the rest.
+inline void interleave(F a, F b, F& first, F& second) {
+    const I low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const I high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    first = _mm512_permutex2var_ps(a, low, b);
+    second = _mm512_permutex2var_ps(a, high, b);
+}
+
 inline M greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 inline M equal(I a, I b) { return _mm512_cmpeq_epi32_mask(a, b); }
 inline F where(M m, F a, F b) { return _mm512_mask_blend_ps(m, b, a); }  // a where the mask is set, else b

@@ -214,7 +214,8 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "ops/codec": {"codecs", "cpu", "cuda", "format"},
     "ops/linear": {"codecs", "cpu", "cuda", "format"},
     "ops/formats": {"cpu", "format"},
-    "bindings": {"ops/codec", "ops/formats", "ops/linear", "codecs", "cpu", "cuda", "format"},
+    "ops/nf4": {"cpu", "cuda", "format"},
+    "bindings": {"ops/codec", "ops/formats", "ops/linear", "ops/nf4", "codecs", "cpu", "cuda", "format"},
 }
 CPP_SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
