@@ -19,9 +19,8 @@ MOVED = {
     "generate": ("eval.generation", "Generation Memory generate memory_of"),
     "gpu_linear": (
         "ops.tiled_linear",
-        "FUSED_ROWS FUSED_ROWS_WIDE FUSED_ROWS_WIDE_SMALL GROUPED_DTYPES SMALL Tiles can_tile "
-        "expert_tiles fused_rows grouped_linear linear multiply_into stack_tiles takes_groups tile "
-        "tiles_for tiles_of",
+        "FUSED_ROWS FUSED_ROWS_WIDE GROUPED_DTYPES SMALL Tiles can_tile "
+        "fused_rows grouped_linear linear multiply_into takes_groups tile tiles_for tiles_of",
     ),
     "importance": ("choose.importance", "Importance Values load_importance"),
     "linear_op": ("ops.linear", "FUSED_ROWS FUSED_ROWS_FLOAT autocast fused_rows linear"),

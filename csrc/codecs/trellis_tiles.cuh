@@ -6,7 +6,7 @@
 #include "codecs/packed_matrix.h"
 #include "codecs/scale_e4m4.cuh"
 #include "codecs/tile_levels.cuh"
-#include "codecs/trellis_floats.cuh"
+#include "codecs/trellis_records.cuh"
 #include "codecs/trellis_table.cuh"
 
 namespace kbitq::tiled {
@@ -136,15 +136,15 @@ struct TrellisTiles {
     static constexpr int kBits = K;
     static constexpr int kScaleBlocks = ScaleBlocks;
     static constexpr bool kWholeBlocks = true;
-    template <typename T, int Rows>
-    using Few = TrellisDecoder<T, TrellisFew<K, ScaleBlocks, Rows>>;
-    template <typename T, int Rows>
-    using FewSmaller = TrellisDecoder<T, TrellisFewSmaller<K, ScaleBlocks, Rows>>;
+    template <typename T, int M>
+    using Few = TrellisDecoder<T, TrellisFew<K, ScaleBlocks, M>>;
+    template <typename T, int M>
+    using FewSmaller = TrellisDecoder<T, TrellisFewSmaller<K, ScaleBlocks, M>>;
     template <typename T>
     using Many = TrellisDecoder<T, TrellisMany<K, ScaleBlocks>>;
-    template <typename T, int Rows>
+    template <typename T, int M>
     using Sm90 = TrellisDecoder<T, TrellisMany<K, ScaleBlocks>>;
-    using Floats = TrellisFloats<K, ScaleBlocks>;
+    using Rows = TrellisRows<K, ScaleBlocks>;
 };
 
 }  // namespace kbitq::tiled

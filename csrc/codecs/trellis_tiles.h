@@ -98,8 +98,11 @@ KBITQ_HD void from_tile_block(int k, const uint32_t* tile, uint32_t* file) {
     file[0] = rotate_right(tile[0], kTilePathTurn);
     if (k == 2 || k == 3) file[1] = (rotate_right(tile[1], 4) & kEvenBits) | (rotate_right(tile[1], 6) & kOddBits);
     if (k == 3) {
-        file[2] = 0;
-        for (int i = 0; i < kBlock; ++i) file[2] |= (tile[2] >> (tile_pair_place(i) + i % 2) % 32 & 1u) << i;
+        // tile_pair_place: bytes 0 and 2 have the pairs of m = 0 and 1 in reverse, 1 and 3 those of m = 2 and 3.
+        const uint32_t pairs = rotate_right(tile[2], 1);
+        const uint32_t reversed = (pairs & 0x00030003u) << 6 | (pairs & 0x000C000Cu) << 2 | (pairs >> 2 & 0x000C000Cu) |
+                                  (pairs >> 6 & 0x00030003u);
+        file[2] = (reversed & 0xFFu) | (reversed >> 8 & 0xFF00u) | (pairs << 8 & 0xFF0000u) | (pairs & 0xFF000000u);
     }
     if (k == 4) {
         file[1] = rotate_right(tile[1], 8);

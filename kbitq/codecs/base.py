@@ -178,17 +178,21 @@ class Codec(Protocol):
         """
         ...
 
-    def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> Tiles | None:
-        """What kbitq.ops.tiled_linear multiplies by, of a stack of matrices ``[E, a, ...]``; remembered with it.
+    def tiles(self, parts: Mapping[str, Tensor], cols: int) -> Tiles | None:
+        """What kbitq.ops.tiled_linear multiplies by, of a matrix or a stack ``[E, a, ...]``; remembered with it.
 
         Args:
-            parts: of the stack; constants for all of it, or ``[E, G, ...]``: one for each of G groups of rows.
+            parts: constants for all of it, or ``[G, ...]`` (of a stack ``[E, G, ...]``): one for each of G groups of
+                rows.
             cols: of a matrix.
-            expert: the matrix; None is all of them, for a grouped product.
 
         Returns:
             None where there is no such kernel: on a CPU, for this codec or K, or while a graph is captured.
         """
+        ...
+
+    def tiles_made(self, parts: Mapping[str, Tensor]) -> Tiles | None:
+        """Those that :meth:`tiles` made of these very parts and that are still held; None if there are none."""
         ...
 
 

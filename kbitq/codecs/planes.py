@@ -131,13 +131,15 @@ class Planes:
 
         return linear.linear(x, parts[PACKED], parts[ABSMAX], parts[CODEBOOK], bias, self.name)
 
-    def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> Tiles | None:
+    def tiles(self, parts: Mapping[str, Tensor], cols: int) -> Tiles | None:
         from kbitq.ops import tiled_linear
 
-        stack = parts[PACKED], parts[ABSMAX], parts[CODEBOOK], cols
-        if expert is None:
-            return tiled_linear.stack_tiles(*stack, self.name)
-        return tiled_linear.expert_tiles(*stack, expert, self.name)
+        return tiled_linear.tiles_where_able(parts[PACKED], parts[ABSMAX], parts[CODEBOOK], cols, self.name)
+
+    def tiles_made(self, parts: Mapping[str, Tensor]) -> Tiles | None:
+        from kbitq.ops import tiled_linear
+
+        return tiled_linear.tiles_made(parts[PACKED], parts[ABSMAX], parts[CODEBOOK])
 
 
 PLANES = Planes()

@@ -103,7 +103,7 @@ class KbitLoraLinear(nn.Module, LoraLayer):
         return module.in_features, module.out_features  # type: ignore[return-value]
 
     def _get_base_layer_device_and_dtype(self, base_layer: Any) -> tuple[torch.device, torch.dtype]:
-        return next(iter(base_layer.parts.values())).device, base_layer.dtype
+        return base_layer.device, base_layer.dtype
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         names = kwargs.pop("adapter_names", None)

@@ -4,6 +4,7 @@ from kbitq.nn.embedding import KbitEmbedding
 from kbitq.nn.experts import ExpertStack, KbitExperts, pack_experts
 from kbitq.nn.linear import KbitLinear
 from kbitq.nn.replace import dequantize_modules, replace_linears, share_weight
+from kbitq.nn.tiled import tile_weights
 
 __all__ = [
     "ExpertStack",
@@ -14,4 +15,5 @@ __all__ = [
     "pack_experts",
     "replace_linears",
     "share_weight",
+    "tile_weights",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from kbitq import format as fmt
 from kbitq.codecs.base import get_codec, part_kinds
 from kbitq.nn.packed import PackedMatrix
+from kbitq.ops import tiled_linear
+from kbitq.ops.tiles import Tiles
 from kbitq.quantized import QuantizedTensor, quantize
 
 
@@ -74,8 +77,18 @@ class KbitEmbedding(PackedMatrix):
         made.set_quantized(q)
         return made
 
+    follows_others = True
+
+    def _make_tiles(self, name: str, parts: Mapping[str, Tensor]) -> Tiles | None:
+        """A lookup does not need tiles, but a layer that is tied to this table may have made them."""
+        return get_codec(self.info.codec).tiles_made(parts)
+
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1)
+        if self.tile_weight("weight"):
+            tiles = self.tiles_of("weight")
+            assert tiles is not None
+            return tiled_linear.lookup(rows, tiles, self.dtype).view(*input.shape, self.embedding_dim)
         kinds = part_kinds(self.info.codec)
         chosen = {name: held if kinds[name] else held[rows] for name, held in self.parts.items()}
         vectors = get_codec(self.info.codec).decode(chosen, self.embedding_dim, self.dtype)

@@ -9,7 +9,7 @@ expert's packed matrix. On a GPU, experts of the usual form take all tokens thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -50,15 +50,18 @@ class _Decoded:
 class ExpertMatrix(_Decoded):
     """One expert's matrix ``[a, b]``; ``torch.nn.functional.linear(x, matrix)`` multiplies by the packed weight."""
 
-    def __init__(
-        self, codec: str, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype, tiles: Tiles | None
-    ) -> None:
-        first = next(iter(parts.values()))
-        self.codec, self.parts, self.tiles = codec, parts, tiles
-        self.shape, self.dtype, self.device = torch.Size((first.shape[0], cols)), dtype, first.device
+    def __init__(self, codec: str, weight: Mapping[str, Tensor] | Tiles, cols: int, dtype: torch.dtype) -> None:
+        if isinstance(weight, Tiles):
+            rows, self.device = weight.rows, weight.data.device
+        else:
+            first = next(iter(weight.values()))
+            rows, self.device = first.shape[0], first.device
+        self.codec, self.weight, self.shape, self.dtype = codec, weight, torch.Size((rows, cols)), dtype
 
     def dense(self) -> Tensor:
-        codec, groups = get_codec(self.codec), by_group(self.codec, self.parts)
+        if isinstance(self.weight, Tiles):
+            return tiled_linear.dequantize(self.weight, self.dtype)
+        codec, groups = get_codec(self.codec), by_group(self.codec, self.weight)
         return torch.cat([codec.decode(parts, self.shape[1], self.dtype) for parts in groups])
 
     @classmethod
@@ -71,13 +74,14 @@ class ExpertMatrix(_Decoded):
 
     @staticmethod
     def _linear(x: Tensor, weight: ExpertMatrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight.weight, Tiles):
+            x = autocast(x)
+            return tiled_linear.linear(x, weight.weight, bias if bias is None else bias.to(x.dtype))
         if not x.is_cuda:
-            return get_codec(weight.codec).linear(x, weight.parts, bias)
+            return get_codec(weight.codec).linear(x, weight.weight, bias)
         x = autocast(x)
-        if weight.tiles is None or (torch.is_grad_enabled() and x.requires_grad):
-            # Not the codec's `linear`: it would make tiles for this one matrix, which is a new view each time.
-            return nn.functional.linear(x, weight.dense().to(x.dtype), bias)
-        return tiled_linear.linear(x, weight.tiles, bias)
+        # Not the codec's `linear`: it would make tiles for this one matrix, which is a new view each time.
+        return nn.functional.linear(x, weight.dense().to(x.dtype), bias)
 
 
 class ExpertStack(_Decoded):
@@ -85,17 +89,17 @@ class ExpertStack(_Decoded):
 
     Args:
         codec: how it is coded.
-        parts: by name, as the codec gives them for a stack; constants also as ``[E, G, ...]``: one for each of G equal
-            groups of an expert's rows.
-        cols: b.
+        weight: its tiles; or the parts by name, as the codec gives them for a stack, constants also as ``[E, G, ...]``:
+            one for each of G equal groups of an expert's rows.
+        shape: ``[E, a, b]``.
         dtype: that a dense stack in its place would have.
     """
 
-    def __init__(self, codec: str, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype) -> None:
-        first = next(iter(parts.values()))  # no constant: those come last
-        self.codec, self.parts = codec, parts
-        self.shape = torch.Size((*first.shape[:2], cols))
-        self.dtype, self.device = dtype, first.device
+    def __init__(
+        self, codec: str, weight: Mapping[str, Tensor] | Tiles, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        self.codec, self.weight, self.shape, self.dtype = codec, weight, torch.Size(shape), dtype
+        self.device = (weight.data if isinstance(weight, Tiles) else next(iter(weight.values()))).device
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -105,13 +109,15 @@ class ExpertStack(_Decoded):
             index = int(index)
         if not isinstance(index, int):
             return self.dense()[index]
+        count, rows, cols = self.shape
+        if not -count <= index < count:
+            raise IndexError(f"expert {index} of {count}")
+        if isinstance(self.weight, Tiles):
+            begin = index % count * rows
+            return ExpertMatrix(self.codec, self.weight.rows_of(begin, begin + rows), cols, self.dtype)
         dims = constant_dims(self.codec)
-        parts = {n: held if held.dim() == dims.get(n) else held[index] for n, held in self.parts.items()}
-        return ExpertMatrix(self.codec, parts, self.shape[2], self.dtype, self.tiles(index))
-
-    def tiles(self, expert: int | None = None) -> Tiles | None:
-        """For the GPU's kernels: of one expert, or of all for a grouped product; None where there are none."""
-        return get_codec(self.codec).tiles(self.parts, self.shape[2], expert)
+        parts = {n: held if held.dim() == dims.get(n) else held[index] for n, held in self.weight.items()}
+        return ExpertMatrix(self.codec, parts, cols, self.dtype)
 
     def dense(self) -> Tensor:
         return torch.stack([self[i].dense() for i in range(len(self))])
@@ -133,7 +139,15 @@ class KbitExperts(PackedModule):
 
     def stack(self, name: str) -> ExpertStack:
         """The packed stack ``name``."""
-        return ExpertStack(self.codec_of(name), self.parts_of(name), self._stacks[name].cols, self.dtype)
+        tiles = self.tiles_of(name)
+        weight = self.parts_of(name) if tiles is None else tiles
+        return ExpertStack(self.codec_of(name), weight, self.shape_of(name), self.dtype)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        if name in self._tiled:
+            return self._tiled[name]
+        first = next(iter(self.parts_of(name).values()))  # no constant: those come last
+        return (*first.shape[:2], self._stacks[name].cols)
 
     def k_of(self, name: str) -> int:
         """Bits of an index of the stack ``name``."""
@@ -142,7 +156,7 @@ class KbitExperts(PackedModule):
     def is_whole(self, name: str) -> bool:
         """Whether the stack ``name`` has one constant of each kind, not one for each expert: files have it whole."""
         dims = constant_dims(self.codec_of(name))
-        return all(held.dim() == dims.get(part, held.dim()) for part, held in self.parts_of(name).items())
+        return all(held.dim() == dims[part] for part, held in self.constants_of(name).items())
 
     def packed_names(self) -> Iterable[str]:
         return tuple(self._stacks)
@@ -157,6 +171,9 @@ class KbitExperts(PackedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One launch for all experts where that can be; else the model's own loop, one matrix at a time."""
+        if args and isinstance(args[0], Tensor):
+            for name in self._stacks:
+                self.tile_weight(name, args[0])
         if len(args) == 3 and not kwargs and (stacks := self._grouped_stacks(args[0], args[1])):
             return _grouped(self, *args, *stacks)
         dense = self._dense_class.forward
@@ -178,18 +195,23 @@ class KbitExperts(PackedModule):
             return None
         if not tiled_linear.takes_groups(x.get_device()):
             return None
-        stacks = [self.stack(name) for name in (first, "down_proj")]
-        count = len(stacks[0])
+        count = self.shape_of(first)[0]
         if getattr(self, "num_experts", None) != count or chosen.numel() > count * tiled_linear.FUSED_ROWS:
             return None
-        tiles = [stack.tiles() for stack in stacks]
+        tiles = [self._tiles_for_groups(name) for name in (first, "down_proj")]
         return (tiles[0], tiles[1]) if tiles[0] is not None and tiles[1] is not None else None
 
+    def _tiles_for_groups(self, name: str) -> Tiles | None:
+        """What the stack is held by, or, where it cannot be held so (kbitq.nn.tiled), tiles beside its parts."""
+        held = self.tiles_of(name)
+        return held if held is not None else self._make_tiles(name, self.parts_of(name))
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _blank, (self._dense_class,), self.__dict__
+        return _blank, (self._dense_class,), self.__getstate__()
 
     def unpack(self, dtype: torch.dtype | None = None) -> None:
         """Become the dense module again, with decoded stacks."""
+        self.untile()
         for name in self.packed_names():
             dense = self.stack(name).dense().to(dtype or self.dtype)
             for part in self.parts_of(name):

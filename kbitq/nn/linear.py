@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from kbitq import format as fmt
 from kbitq.codecs.base import get_codec
 from kbitq.nn.packed import PackedMatrix
+from kbitq.ops import tiled_linear
+from kbitq.ops.linear import autocast
 from kbitq.quantized import QuantizedTensor, quantize
 
 
@@ -18,7 +20,9 @@ class KbitLinear(PackedMatrix):
 
     Parameters (without gradient, named as in a quantized file): ``weight_packed`` int32 ``[out, nblk * k]``,
     ``weight_absmax`` uint8 ``[out, nblk]``, ``weight_codebook`` float32 ``[2^k]``, or ``[G, 2^k]``: a codebook for each
-    of G equal groups of rows (fused projections). ``bias`` is an ordinary parameter.
+    of G equal groups of rows (fused projections). ``bias`` is an ordinary parameter. On a GPU the first product
+    replaces the first two by ``weight_tiles`` (:mod:`kbitq.nn.tiled`); attributes, ``state_dict`` and copies have them
+    as before.
 
     Args:
         in_features: of any size; the last block of a row may be short.
@@ -80,7 +84,12 @@ class KbitLinear(PackedMatrix):
     def forward(self, input: Tensor) -> Tensor:
         if input.shape[-1] != self.in_features:  # the packed words cannot tell 63 columns from 64
             raise ValueError(f"input: has {input.shape[-1]} features, needs {self.in_features}")
-        return get_codec(self.info.codec).linear(input, self.parts_of("weight"), self.bias)
+        bias = self._parameters["bias"]  # without the search that getattr makes
+        if self.tile_weight("weight", input):
+            tiles, x = self.tiles_of("weight"), autocast(input)
+            assert tiles is not None
+            return tiled_linear.linear(x, tiles, bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype))
+        return get_codec(self.info.codec).linear(input, self.parts_of("weight"), bias)
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """An ordinary layer with the decoded weight."""

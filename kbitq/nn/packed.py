@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from kbitq import format as fmt
 from kbitq import ops
 from kbitq.codecs import codebooks
-from kbitq.codecs.base import Part, constant_dims, get_codec, part_kinds, part_name, part_names
+from kbitq.codecs.base import Part, constant_dims, get_codec, part_kinds, part_name
+from kbitq.nn.tiled import TiledModule
+from kbitq.ops import tiled_linear
 from kbitq.ops.dtypes import TORCH_DTYPES
 from kbitq.quantized import QuantizedTensor, quantize
 
@@ -83,7 +85,7 @@ def by_group(codec: str, parts: Mapping[str, Tensor]) -> list[dict[str, Tensor]]
     return [{part: pieces[i] for part, pieces in cut.items()} for i in range(groups)]
 
 
-class PackedModule(nn.Module):
+class PackedModule(TiledModule):
     """A module some of whose parameters are packed weights: whatever casts the module, those keep their dtypes.
 
     ``dtype`` is the floating type that a dense weight in their place would have; it follows ``.to(dtype)``.
@@ -91,22 +93,12 @@ class PackedModule(nn.Module):
 
     dtype: torch.dtype
 
-    def packed_names(self) -> Iterable[str]:
-        """Names of the weights held packed: ``weight`` stands for ``weight_packed`` and so on. Subclasses say."""
-        raise NotImplementedError
-
-    def codec_of(self, name: str) -> str:
-        """How the weight ``name`` is coded. Each kind of module says."""
-        raise NotImplementedError
-
-    def parts_of(self, name: str) -> dict[str, nn.Parameter]:
-        """The parameters that stand for the weight ``name``, by part."""
-        held: Any = self._parameters  # without the search that getattr makes: this is on the way of every forward
-        return {part: held[stored] for part, stored in part_names(self.codec_of(name), name).items()}
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        parts: list[nn.Parameter | None] = [p for name in self.packed_names() for p in self.parts_of(name).values()]
-        whole = {id(part) for part in parts}
+        here = self._where()
+        sample = fn(torch.empty(0, dtype=self.dtype, device=here))
+        if sample.device != here:
+            self.untile()
+        whole = {id(parameter) for parameter in self.holders()}
 
         def careful(tensor: Tensor) -> Tensor:
             result = fn(tensor)
@@ -114,12 +106,11 @@ class PackedModule(nn.Module):
                 return tensor.to(result.device)
             return result
 
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=_real_device(parts))).dtype
+        self.dtype = sample.dtype
         return super()._apply(careful, recurse)
 
-
-def _real_device(parts: list[nn.Parameter | None]) -> torch.device:
-    return next((p.device for p in parts if p is not None), torch.device("cpu"))
+    def _where(self) -> torch.device:
+        return next((p.device for p in self.holders() if p is not None), torch.device("cpu"))
 
 
 class PackedMatrix(PackedModule):
@@ -141,6 +132,14 @@ class PackedMatrix(PackedModule):
     def codec_of(self, name: str) -> str:
         return self.info.codec
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight lies."""
+        return self._where()
+
     @property
     def parts(self) -> dict[str, nn.Parameter]:
         """The parameters that stand for the weight, by part: ``packed`` for ``weight_packed``."""
@@ -149,7 +148,7 @@ class PackedMatrix(PackedModule):
     @property
     def groups(self) -> int:
         """Into how many equal groups of rows the constants cut the weight (fused projections); 1 as a rule."""
-        return group_count(self.info.codec, self.parts)
+        return group_count(self.info.codec, self.constants_of("weight"))
 
     @property
     def weight(self) -> Tensor:
@@ -161,6 +160,8 @@ class PackedMatrix(PackedModule):
         cols, target = self.shape[1], dtype or self.dtype
         if target not in ops.FLOAT_DTYPES:  # float64: the decode rule is float32, so widening it loses nothing
             return self.dequantize(torch.float32).to(target)
+        if (tiles := self.tiles_of("weight")) is not None:
+            return tiled_linear.dequantize(tiles, target)
         codec = get_codec(self.info.codec)
         decoded = [codec.decode(parts, cols, target) for parts in self.by_group()]
         return decoded[0] if len(decoded) == 1 else torch.cat(decoded)

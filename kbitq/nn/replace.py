@@ -84,7 +84,8 @@ def dequantize_modules(model: nn.Module, dtype: torch.dtype | None = None) -> in
             module.unpack(dtype)
         elif isinstance(module, KbitLinear | KbitEmbedding):
             dense = module.to_linear(dtype) if isinstance(module, KbitLinear) else module.to_embedding(dtype)
-            dense.weight = shared.setdefault(id(next(iter(module.parts.values()))), dense.weight)
+            held = getattr(module, module.held_names("weight")[0])
+            dense.weight = shared.setdefault(id(held), dense.weight)
             model.set_submodule(name, dense)
         else:
             continue
@@ -129,5 +130,6 @@ def _replace(
 def share_weight(source: nn.Module, target: nn.Module) -> None:
     """Let ``target`` hold the very parameters of ``source``'s packed weight (tied embeddings)."""
     assert isinstance(source, PackedMatrix)
+    source.untile()
     for part, held in source.parts.items():
         setattr(target, part_name("weight", part), held)

@@ -15,6 +15,7 @@ from torch import Tensor
 from kbitq import format as fmt
 from kbitq._core import core
 from kbitq.ops import codec, panels, tiled_linear
+from kbitq.ops.gradients import Products, add_gradients, back_with_gradient, product_with_gradient
 
 FUSED_ROWS, FUSED_ROWS_FLOAT = 16, 64
 """Rows of x up to which the CPU's fused kernel is used: where bfloat16 products are fast, and elsewhere."""
@@ -206,59 +207,8 @@ def _linear_grad_fake(
 
 
 # --- gradients -------------------------------------------------------------------------------------
-# The dispatcher's autograd key is implemented directly: the helper of torch.library adds ten microseconds to every
-# call, also to those that need no gradient.
 
-_after_autograd = torch._C._after_autograd_keyset
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        keyset: Any,
-        x: Tensor,
-        packed: Tensor,
-        absmax: Tensor,
-        codebook: Tensor,
-        bias: Tensor | None,
-        coding: str,
-    ) -> Tensor:
-        _check_dims(x, packed)
-        ctx.save_for_backward(packed, absmax, codebook)
-        ctx.cols, ctx.coding = x.shape[-1], coding
-        with _below_autograd():
-            return torch.ops.kbitq.linear.default.redispatch(
-                keyset & _after_autograd, x, packed, absmax, codebook, bias, coding
-            )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        to_x = to_bias = None
-        if ctx.needs_input_grad[1]:
-            to_x = torch.ops.kbitq.linear_grad(grad, *ctx.saved_tensors, ctx.cols, ctx.coding)
-        if ctx.needs_input_grad[5]:
-            to_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-        return None, to_x, None, None, None, to_bias, None
-
-
-class _LinearGrad(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str
-    ) -> Tensor:
-        ctx.save_for_backward(packed, absmax, codebook)
-        ctx.coding = coding
-        with _below_autograd():
-            return torch.ops.kbitq.linear_grad.default.redispatch(
-                keyset & _after_autograd, grad, packed, absmax, codebook, cols, coding
-            )
-
-    @staticmethod
-    def backward(ctx: Any, again: Tensor) -> tuple[Tensor | None, ...]:
-        to_grad = torch.ops.kbitq.linear(again, *ctx.saved_tensors, None, ctx.coding)
-        return None, to_grad, None, None, None, None, None
+_PAIR = Products("linear", "linear_grad")
 
 
 def _linear_autograd(
@@ -270,12 +220,7 @@ def _linear_autograd(
     bias: Tensor | None = None,
     coding: str = fmt.DEFAULT_CODEC,
 ) -> Tensor:
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Linear.apply(keyset, x, packed, absmax, codebook, bias, coding)
-    with _below_autograd():
-        return torch.ops.kbitq.linear.default.redispatch(
-            keyset & _after_autograd, x, packed, absmax, codebook, bias, coding
-        )
+    return product_with_gradient(keyset, _PAIR, x, (packed, absmax, codebook), bias, -1, coding)
 
 
 def _linear_grad_autograd(
@@ -287,12 +232,7 @@ def _linear_grad_autograd(
     cols: int,
     coding: str = fmt.DEFAULT_CODEC,
 ) -> Tensor:
-    if torch.is_grad_enabled() and grad.requires_grad:
-        return _LinearGrad.apply(keyset, grad, packed, absmax, codebook, cols, coding)
-    with _below_autograd():
-        return torch.ops.kbitq.linear_grad.default.redispatch(
-            keyset & _after_autograd, grad, packed, absmax, codebook, cols, coding
-        )
+    return back_with_gradient(keyset, _PAIR, grad, (packed, absmax, codebook), cols, coding)
 
 
 codec.register(
@@ -302,11 +242,10 @@ codec.register(
     ("CPU",),
 )
 codec.library.impl("linear", _linear_cuda, "CUDA")
-codec.library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
 codec.register(
     "linear_grad(Tensor grad, Tensor packed, Tensor absmax, Tensor codebook, SymInt cols, "
     "str coding='planes') -> Tensor",
     _linear_grad,
     _linear_grad_fake,
 )
-codec.library.impl("linear_grad", _linear_grad_autograd, "Autograd", with_keyset=True)
+add_gradients(_PAIR, _linear_autograd, _linear_grad_autograd)

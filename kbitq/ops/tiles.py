@@ -53,6 +53,11 @@ class Tiles:
         return codec.bits_of(self.codebook, codec=self.codec)
 
     @property
+    def levels(self) -> Tensor:
+        """The codebooks, by the name that holds for any codec."""
+        return self.codebook
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tiles and the codebooks."""
         return self.data.nbytes + self.codebook.nbytes
@@ -66,13 +71,14 @@ class Tiles:
 
     def planes(self) -> tuple[Tensor, Tensor]:
         """``(packed, absmax)`` as they were before :func:`tile`, bit for bit."""
-        return torch.ops.kbitq.untile(self.data, self.rows, self.cols, self.codec)
+        return untiled(self.data, self.rows, self.cols, self.codec)
 
 
 # --- repacking -------------------------------------------------------------------------------------
 
 
-_TILE_COLS = 256  # columns of a record
+TILE_COLS = 256
+"""Columns of a record."""
 
 
 def _tiled_bits(packed: Tensor, absmax: Tensor, cols: int, coding: str) -> int:
@@ -105,7 +111,7 @@ def _untiled_bits(tiles: Tensor, rows: int, cols: int, coding: str) -> int:
     """K of tiles. Raises ValueError, which names the argument, where they are not those of a matrix of that size."""
     codec.check_dims("tiles", tiles, 3)
     codec.check_size("rows", rows, tiles.shape[0] * core.tile_rows)
-    codec.check_size("cols", cols, tiles.shape[1] * _TILE_COLS)
+    codec.check_size("cols", cols, tiles.shape[1] * TILE_COLS)
     codec.layout_of(coding)
     known = _BITS_OF_WORDS[coding]
     if tiles.shape[2] not in known:
@@ -133,6 +139,15 @@ codec.register(
 )
 
 
+def untiled(tiles: Tensor, rows: int, cols: int, coding: str = fmt.DEFAULT_CODEC) -> tuple[Tensor, Tensor]:
+    """``(packed, absmax)`` of tiles ``[rows, cols]``: the inverse of :func:`tile`.
+
+    Raises:
+        ValueError: the tiles are not those of a matrix of this size and codec.
+    """
+    return torch.ops.kbitq.untile(tiles, rows, cols, coding)
+
+
 def tile(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = fmt.DEFAULT_CODEC) -> Tiles:
     """Repack a quantized matrix; a few milliseconds on a GPU.
 
@@ -153,4 +168,9 @@ def tile(packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: st
         workspace(packed.device, capturing=True)  # made here, because it cannot be made while a graph is captured
     words, scales = packed.detach().flatten(0, -2).contiguous(), absmax.detach().flatten(0, -2).contiguous()
     data = torch.ops.kbitq.tile(words, scales, cols, coding)
-    return Tiles(data, books, words.shape[0], cols, coding)
+    return Tiles(_frozen(data), _frozen(books), words.shape[0], cols, coding)
+
+
+def _frozen(tensor: Tensor) -> Tensor:
+    """A parameter, because compilers and graphs take those for what stays where it is."""
+    return torch.nn.Parameter(tensor, requires_grad=False)

@@ -128,7 +128,7 @@ def test_matrices_of_a_stack(parts: int, dtype: torch.dtype, device: str) -> Non
         codebook = torch.stack([torch.stack([q.codebook for q in row]) for row in quantized])
         dense = torch.stack([torch.cat([q.dequantize() for q in row]) for row in quantized])
     parts = {"packed": packed.to(device), "absmax": absmax.to(device), "codebook": codebook.to(device)}
-    held = ExpertStack("planes", parts, cols, dtype)
+    held = ExpertStack("planes", parts, (experts, rows, cols), dtype)
     assert torch.equal(held.dense().cpu(), dense.to(dtype))
     for expert in (0, 1, 2, -1):
         for m in (1, 9, 200):
@@ -188,7 +188,7 @@ def test_grouped_experts_are_those_of_the_models_loop(tokens: int, monkeypatch: 
 
     monkeypatch.setattr(tiled_linear, "grouped_linear", product)
     stacks = (packed.gate_up_proj, packed.down_proj)
-    tiles = [tiled_linear.tile(*s.parts.values(), s.shape[2]) for s in stacks]
+    tiles = [tiled_linear.tile(*s.weight.values(), s.shape[2]) for s in stacks]
     with torch.no_grad():
         y = experts._grouped(packed, *args, *tiles)
         assert y.dtype == torch.bfloat16

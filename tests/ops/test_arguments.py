@@ -30,9 +30,19 @@ ARGUMENTS: dict[str, list[dict[str, object]]] = {
     "linear_grad": [{"grad": torch.ones(3, ROWS), **TRIPLE, "cols": COLS}],
     "tile": [{"packed": Q.packed, "absmax": Q.absmax, "cols": COLS}],
     "untile": [{"tiles": TILES, "rows": ROWS, "cols": COLS}],
+    "linear_tiles": [{"x": FEW, "tiles": TILES, "codebook": Q.codebook[None], "bias": None, "rows": ROWS}],
+    "linear_tiles_grad": [{"grad": torch.ones(3, ROWS), "tiles": TILES, "codebook": Q.codebook[None], "cols": COLS}],
+    "lookup_tiles": [
+        {
+            "rows": torch.tensor([31]),
+            "tiles": TILES,
+            "codebook": Q.codebook[None],
+            "cols": COLS,
+            "dtype": torch.float32,
+        }
+    ],
 }
 ON_CUDA = {
-    "linear_tiles": {"x": FEW, "tiles": TILES, "codebook": Q.codebook[None], "bias": None, "rows": ROWS},
     "grouped_linear_tiles": {
         "x": FEW, "tiles": TILES, "codebook": Q.codebook[None], "offsets": torch.zeros(2, dtype=torch.int32),
         "rows": ROWS,

@@ -127,7 +127,7 @@ def test_tile_arguments_are_named():
         (0, False, 0, False),
         (core.few_rows, False, core.few_rows, False),
         (1 << 62, False, 128, True),
-        (1 << 62, True, 1024, True),
+        (1 << 62, True, 768, True),
     ],
     ids=["too old", "99 KB", "B200", "Hopper"],
 )

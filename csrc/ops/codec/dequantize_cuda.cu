@@ -10,6 +10,7 @@
 
 #include "codecs/block_scale.cuh"
 #include "codecs/dispatch.cuh"
+#include "codecs/level_table.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "ops/codec/dequantize.h"
@@ -17,59 +18,12 @@
 namespace kbitq {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kLevelTableThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStripBlocks = 8;  // of one step of a warp
 constexpr int kStepsAhead = 4;   // steps of a warp, whose loads are issued together
 constexpr int kWarpBlocks = kStripBlocks * kStepsAhead;
 static_assert(kWarpBlocks == 32, "each lane loads the scale of one block");
-
-// The levels as lookup(index) sees them. Bits above those of the index are ignored: where a shuffle looks up, because
-// the levels repeat over the lanes. Every lane of the warp must take part.
-template <int Bits>
-class LevelTable {
-  public:
-    static constexpr bool kInLanes = Bits <= 5;
-
-    __device__ __forceinline__ LevelTable(const float* codebook, float* shared) : shared_(shared) {
-        if constexpr (kInLanes) {
-            mine_ = codebook[threadIdx.x & ((1 << Bits) - 1)];
-        } else {
-            for (int i = threadIdx.x; i < (1 << Bits); i += kThreads) shared[i] = codebook[i];
-            __syncthreads();
-        }
-    }
-
-    __device__ __forceinline__ float lookup(uint32_t index) const {
-        if constexpr (kInLanes) return __shfl_sync(~0u, mine_, index);
-        return shared_[index & ((1 << Bits) - 1)];
-    }
-
-  private:
-    const float* shared_;
-    float mine_ = 0.0f;
-};
-
-// The words of a block, from shared memory, where they lie aligned to their number.
-template <int K>
-__device__ __forceinline__ void read_words(uint32_t (&w)[K], const uint32_t* p) {
-    if constexpr (K % 4 == 0) {
-#pragma unroll
-        for (int j = 0; j < K; j += 4) {
-            const uint4 four = *reinterpret_cast<const uint4*>(p + j);
-            w[j] = four.x, w[j + 1] = four.y, w[j + 2] = four.z, w[j + 3] = four.w;
-        }
-    } else if constexpr (K % 2 == 0) {
-#pragma unroll
-        for (int j = 0; j < K; j += 2) {
-            const uint2 two = *reinterpret_cast<const uint2*>(p + j);
-            w[j] = two.x, w[j + 1] = two.y;
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < K; ++j) w[j] = p[j];
-    }
-}
 
 // Elements first .. first + 7 of a block as far as its row has them; `aligned`: eight may be stored at once.
 template <typename T>
@@ -79,15 +33,6 @@ __device__ __forceinline__ void store_in_row(const DequantizeArgs& a, int64_t bl
     const int64_t column = (block - row * nblk) * kBlock + first;
     T* p = static_cast<T*>(a.out) + row * a.packed.cols + column;
     store_eight_in_row(p, v, a.packed.cols - column, aligned);
-}
-
-// Eight values of a block from its words.
-template <class Codec>
-__device__ __forceinline__ void decode_eight(float (&v)[8], const uint32_t (&w)[Codec::kWords],
-                                             const LevelTable<Codec::kIndexBits>& levels, float scale) {
-    const typename Codec::Indices index = Codec::indices(w, threadIdx.x & 3);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = levels.lookup(index.at(i)) * scale;
 }
 
 // A warp's blocks, `start` being its first, where all of them exist and follow each other in `out` without a gap,

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from kbitq.codecs.base import part_names
 from kbitq.integrations.transformers.saving import guard_config_file
 from kbitq.nn import KbitEmbedding, KbitExperts
 from kbitq.nn.packed import PackedModule
@@ -138,6 +137,6 @@ def _element_counts(module: nn.Module) -> dict[str, int]:
     counts: dict[str, int] = {}
     for leaf in module.packed_names():
         shape: Any = module.stack(leaf).shape if isinstance(module, KbitExperts) else module.shape
-        first, *others = part_names(module.codec_of(leaf), leaf).values()
+        first, *others = module.held_names(leaf)
         counts.update({first: prod(shape), **dict.fromkeys(others, 0)})
     return counts

@@ -22,7 +22,7 @@ from kbitq.codecs.base import bits_per_weight, get_codec, part_kinds, part_name
 from kbitq.errors import FormatError, KbitqError, OptionError
 from kbitq.integrations.transformers.config import KbitqConfig
 from kbitq.integrations.transformers.manifest import DTYPES, Manifest, read_manifest
-from kbitq.nn import dequantize_modules
+from kbitq.nn import dequantize_modules, tile_weights
 from kbitq.nn.packed import PackedModule
 
 OLDEST_TRANSFORMERS = "5.17"  # as in pyproject.toml
@@ -141,6 +141,7 @@ class KbitqHfQuantizer(HfQuantizer):
         if not self.quantization_config.dequantize:
             model.kbitq_manifest = self.manifest
         packed_model.mark_packed(model)
+        tile_weights(model)
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
