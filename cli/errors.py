@@ -63,11 +63,13 @@ _REMEDIES = {
     "not-ours": "remove the folder yourself, or choose another with -o",
     "original": "kbitq dequantize {path} -o OUT gives an ordinary checkpoint; better is its original",
     "output-outside": "choose an output outside it with -o",
+    "plan-again": "kbitq plan SRC -o OUT --save PLAN, with the options of this one, makes a plan again",
     "quantize": "kbitq quantize {path} --k 3",
     "start-over": "repeat that run to finish it, or use --force to start over",
     "stream-short": "run it again, which goes on where it stopped; or leave --stream away",
     "tokens": "give a text in UTF-8; token ids are for --tokens",
     "trust": "look at that code; --trust-remote-code runs it",
+    "work": "kbitq work {path} --part I/N does what is missing of part I of N",
     "text": "give a text with --text, or ids of this model's tokenizer",
 }
 """What to do, by the name that an error of the library gives it (its own hint names arguments of Python)."""

@@ -7,6 +7,7 @@ from kbitq.cli.commands import (
     dequantize,
     env,
     eval,
+    finish,
     generate,
     inspect,
     plan,
@@ -14,11 +15,14 @@ from kbitq.cli.commands import (
     quantize,
     run,
     verify,
+    work,
 )
 
 COMMANDS = {
     "quantize": quantize,
     "plan": plan,
+    "work": work,
+    "finish": finish,
     "inspect": inspect,
     "verify": verify,
     "dequantize": dequantize,

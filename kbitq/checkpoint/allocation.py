@@ -45,12 +45,23 @@ def choose(plan: Plan, progress: Callable[[Progress], None] | None = None) -> Pl
     budget = plan.options.budget
     if budget is None or plan.choice is not None:
         return plan
-    _check_budget(plan, budget)
-    measured, plan = _measured(plan, progress)
+    check_budget(plan, budget)
+    return spend(plan, budget, _measured(plan, progress))
+
+
+def spend(plan: Plan, budget: Budget, results: Mapping[str, Measured | str]) -> Plan:
+    """The plan with its budget spent, from what ``measure_tensor`` said of every tensor to be quantized.
+
+    Raises BudgetError and SelectionError as ``choose``.
+    """
+    plan = plan.with_kept({name: reason for name, reason in results.items() if isinstance(reason, str)})
+    check_worthwhile(plan.source, plan.tensors, plan.options)
+    measured = {name: found for name, found in results.items() if isinstance(found, Measured)}
     return _Spending(plan, budget, measured).result()
 
 
-def _check_budget(plan: Plan, budget: Budget) -> None:
+def check_budget(plan: Plan, budget: Budget) -> None:
+    """Raise SelectionError or BudgetError for a budget that does not fit the plan's tensors or options."""
     names = [t.name for t in plan.tensors]
     for option, patterns in (("weight", [p for p, _ in budget.factors]), ("tie", budget.ties)):
         for pattern in patterns:
@@ -62,25 +73,24 @@ def _check_budget(plan: Plan, budget: Budget) -> None:
         )
 
 
-def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> tuple[dict[str, Measured], Plan]:
+def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> dict[str, Measured | str]:
     chosen = [t for t in plan.tensors if t.quantized]
     meter = ProgressMeter(progress, sum(t.bytes_in for t in chosen))
-    found: dict[str, Measured] = {}
-    keep: dict[str, str] = {}
+    found: dict[str, Measured | str] = {}
     with TileReader(plan.checkpoint, tile_bytes(plan.options.max_memory)) as reader:
         codec = TileCodec(reader, resolve_device(plan.options.device))
         for tensor in chosen:
-            pinned = tensor.pinned and tensor.k is not None
-            result = measure(plan, codec, tensor, [_coding(tensor)] if pinned else codings_of(plan))
-            if isinstance(result, str):
-                keep[tensor.name] = result
-            else:
-                found[tensor.name] = result
+            found[tensor.name] = measure_tensor(plan, codec, tensor)
             meter.add(tensor.bytes_in, tensor.name)
         reader.check_unchanged()
-    plan = plan.with_kept(keep)
-    check_worthwhile(plan.source, plan.tensors, plan.options)
-    return found, plan
+    return found
+
+
+def measure_tensor(plan: Plan, codec: TileCodec, tensor: TensorPlan) -> Measured | str:
+    """Measure a tensor in all that a budget may give it, as ``measure`` does; the reader's tiles must be those of
+    ``tile_bytes(max_memory)``."""
+    pinned = tensor.pinned and tensor.k is not None
+    return measure(plan, codec, tensor, [_coding(tensor)] if pinned else codings_of(plan))
 
 
 def codings_of(plan: Plan) -> tuple[Coding, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from kbitq.checkpoint.passes.finish import finish_folder
 from kbitq.checkpoint.passes.journal import Journal
 from kbitq.checkpoint.passes.pipeline import Pipeline
 from kbitq.checkpoint.passes.resume import take_up
-from kbitq.checkpoint.passes.run_state import RunState
+from kbitq.checkpoint.passes.run_state import ErrorSums, RunState
 from kbitq.checkpoint.passes.scan_pass import scan_pass
 from kbitq.checkpoint.passes.spool import Spool
 from kbitq.checkpoint.passes.write_pass import WritePass
@@ -75,7 +75,8 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
         reused = len(state.tensors), len(state.scans)
         try:
             plan, gain = _write_weights(plan, devices, staging, state, journal, progress)
-            report = replace(_report(plan, state, time.monotonic() - started), fit_gain_db=gain, reused=reused)
+            report = run_report(plan, state.tensors, time.monotonic() - started)
+            report = replace(report, fit_gain_db=gain, reused=reused)
             if plan.to_folder:
                 finish_folder(plan, staging, report.totals, report.tensors, state.digests)
             else:
@@ -125,7 +126,8 @@ def _resumable(error: BaseException) -> bool:
     return isinstance(error, CheckpointError) or not isinstance(error, KbitqError)
 
 
-def _report(plan: Plan, state: RunState, seconds: float) -> RunReport:
+def run_report(plan: Plan, found: Mapping[str, ErrorSums | None], seconds: float) -> RunReport:
+    """The report of a run: ``found`` are the error sums of every quantized tensor, by name."""
     metas = {n: m for s in plan.shards if s.meta is not None for n, m in s.meta.tensors.items()}
     rows = [
         quantized_row(t.name, metas[t.name], t.reason)
@@ -133,6 +135,6 @@ def _report(plan: Plan, state: RunState, seconds: float) -> RunReport:
         else kept_row(t.name, t.reason, t.shape, t.dtype, t.bytes_out)
         for t in plan.tensors
     ]
-    in_order = [sums for t in plan.tensors if t.quantized and (sums := state.tensors[t.name]) is not None]
+    in_order = [sums for t in plan.tensors if t.quantized and (sums := found[t.name]) is not None]
     overall = sqnr_db(sum(s.signal for s in in_order), sum(s.noise for s in in_order))
     return RunReport(plan.out, totals(rows, plan.bytes_stored, overall), rows, seconds, plan.notes)

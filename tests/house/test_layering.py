@@ -53,6 +53,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.passes", "checkpoint.written",
         "card", "choose", "codecs", "format", "ops", "quantized",
     },
+    # Many machines: it carries the plan of checkpoint out in parts, and only launches what others place and retry.
+    "cluster": {
+        "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.passes", "choose",
+        "codecs", "format", "hub",
+    },
     "report": {
         "card", "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.written",
         "choose", "codecs", "eval", "format", "ops", "quantized",
@@ -65,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }  # fmt: skip
 # Packages that only one room (and the rooms in it) may import.
-ONLY_IN = {"huggingface_hub": "hub", "typer": "cli", "rich": "cli"}
+ONLY_IN = {"huggingface_hub": "hub", "ray": "cluster", "typer": "cli", "rich": "cli"}
 # Rooms that may import no third-party package but these.
 THIRD_PARTY: dict[str, set[str]] = {"text_safety": set(), "errors": set(), "format": set()}
 # The doors of the house: lazy tables of public names. To go through one is not to import all that it names.

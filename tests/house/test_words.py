@@ -23,7 +23,7 @@ STILL: dict[str, int] = {
     "kbitq/card/command.py": 3,
     "kbitq/checkpoint/load_save.py": 1,
     "kbitq/checkpoint/passes/ledger.py": 12,
-    "kbitq/checkpoint/passes/levels.py": 5,
+    "kbitq/checkpoint/passes/levels.py": 2,
     "kbitq/checkpoint/passes/measure.py": 2,
     "kbitq/checkpoint/passes/resume.py": 4,
     "kbitq/checkpoint/plan/options.py": 1,

@@ -173,3 +173,18 @@ class Staging:
                 f"{self.final} is being written by another run", hint="wait for it to end, or choose another output"
             ) from None
         os.close(lock)
+
+
+class SharedStaging(Staging):
+    """The same folder for processes of several machines. No lock: a network file system may have none that holds.
+
+    What they do in it is harmless if done twice; see ``kbitq.cluster``.
+    """
+
+    def __enter__(self) -> SharedStaging:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The folder stays for the others."""

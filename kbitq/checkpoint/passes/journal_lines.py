@@ -26,10 +26,10 @@ class JournalLines:
         self._note("run", key=dict(key))
 
     def scan_reached(self, tensor: str, element: int, found: Scan) -> None:
-        self._note("scanning", tensor=tensor, next=element, found=_scan_record(found))
+        self._note("scanning", tensor=tensor, next=element, found=scan_record(found))
 
     def scan_finished(self, tensor: str, found: Scan) -> None:
-        self._note("scan", tensor=tensor, found=_scan_record(found))
+        self._note("scan", tensor=tensor, found=scan_record(found))
 
     def tensor_reached(self, tensor: str, position: int, error_sums: ErrorSums | None) -> None:
         self._note("part", tensor=tensor, next=position, sums=_error_sums_record(error_sums))
@@ -52,7 +52,7 @@ def format_line(record: Mapping[str, Any]) -> bytes:
 
 def replay_line(line: bytes, events: RunEvents) -> bool:
     """Tell ``events`` what a line records. False, and nothing told, for a line that is damaged or makes no sense."""
-    record = _parsed(line)
+    record = parsed_line(line)
     if record is None:
         return False
     try:
@@ -62,7 +62,7 @@ def replay_line(line: bytes, events: RunEvents) -> bool:
     return True
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_line(line: bytes) -> dict[str, Any] | None:
     """The record of a line, or None if the line is damaged."""
     if len(line) < 10 or not line.endswith(b"\n"):
         return None
@@ -81,9 +81,9 @@ def _tell(record: Mapping[str, Any], events: RunEvents) -> None:
     if kind == "run":
         events.started(dict(record["key"]))
     elif kind == "scan":
-        events.scan_finished(str(record["tensor"]), _scan(record["found"]))
+        events.scan_finished(str(record["tensor"]), scan_of(record["found"]))
     elif kind == "scanning":
-        events.scan_reached(str(record["tensor"]), int(record["next"]), _scan(record["found"]))
+        events.scan_reached(str(record["tensor"]), int(record["next"]), scan_of(record["found"]))
     elif kind == "part":
         events.tensor_reached(str(record["tensor"]), int(record["next"]), _error_sums(record["sums"]))
     elif kind == "tensor":
@@ -94,12 +94,13 @@ def _tell(record: Mapping[str, Any], events: RunEvents) -> None:
         raise ValueError(kind)
 
 
-def _scan_record(scan: Scan) -> list[str | int]:
+def scan_record(scan: Scan) -> list[str | int]:
     """A scan as JSON that gives every bit back."""
     return [scan.amax.hex(), scan.nonfinite, scan.first]
 
 
-def _scan(found: Any) -> Scan:
+def scan_of(found: Any) -> Scan:
+    """A scan again. Raises TypeError, ValueError or OverflowError for what is none."""
     amax, nonfinite, first = found
     return Scan(float.fromhex(amax), int(nonfinite), int(first))
 

@@ -9,7 +9,6 @@ import torch
 
 from kbitq import ops
 from kbitq.checkpoint.passes.run_state import Scan
-from kbitq.checkpoint.plan.options import FITTED
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.spans import Span
@@ -29,26 +28,36 @@ class LevelSource:
     The first pass of the run must be over: a tensor's largest magnitude sets the power of two of its blocks.
     """
 
-    def __init__(self, plan: Plan, reader: TileReader, device: str, scans: Mapping[str, Scan]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        reader: TileReader,
+        device: str,
+        scans: Mapping[str, Scan],
+        known: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """``known``: codebooks that were fitted before, by their ``fit_key``."""
         self._plan, self._reader, self._device, self._scans = plan, reader, device, scans
         self._columns = ColumnWeights(plan.importance)
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
-        self._shared: dict[tuple[str, int, str], torch.Tensor] = {}
+        self._shared: dict[str, torch.Tensor] = dict(known or {})
         self._gains: dict[str, float] = {}
 
     def levels(self, tensor: TensorPlan) -> torch.Tensor | None:
         """The normalised levels of a tensor to be quantized, float32; None where its codec has none."""
         assert tensor.k is not None
-        if tensor.codebook not in FITTED:
+        family = family_of(tensor)
+        if not family:
             given = self._plan.levels[tensor.codebook, tensor.k, tensor.codec][0]
             return None if given is None else torch.from_numpy(given.copy())
-        if tensor.codebook == "fit":
+        key = fit_key(tensor)
+        if key in self._shared:
+            return self._shared[key]
+        if family == (tensor.name,):
             if self._last[0] != tensor.name:
                 self._last = tensor.name, self._fitted([tensor], tensor.k)
             return self._last[1]
-        key = role_of(tensor.name), tensor.k, tensor.codec
-        if key not in self._shared:
-            self._shared[key] = self._fitted(self._alike(tensor), tensor.k)
+        self._shared[key] = self._fitted(fitted_together(self._plan, tensor), tensor.k)
         return self._shared[key]
 
     def importance(self, tensor: TensorPlan, span: Span) -> torch.Tensor | None:
@@ -61,15 +70,12 @@ class LevelSource:
 
         The mean of the gains measured on the fitted blocks, by elements.
         """
-        sizes = {t.name: element_count(t.shape) for t in self._plan.tensors if t.name in self._gains}
-        whole = sum(sizes.values())
-        return sum(self._gains[name] * size for name, size in sizes.items()) / whole if whole else None
+        return mean_gain_db(self._plan, self._gains)
 
-    def _alike(self, tensor: TensorPlan) -> list[TensorPlan]:
-        """The tensors that share a codebook, whatever their K: those of one role and codec, in order of name."""
-        wanted = role_of(tensor.name), tensor.codebook, tensor.codec
-        alike = [t for t in self._plan.tensors if t.quantized and (role_of(t.name), t.codebook, t.codec) == wanted]
-        return sorted(alike, key=lambda t: t.name)
+    @property
+    def gains(self) -> Mapping[str, float]:
+        """The same by tensor."""
+        return self._gains
 
     def _fitted(self, tensors: Sequence[TensorPlan], k: int) -> torch.Tensor:
         codec = get_codec(tensors[0].codec)
@@ -100,6 +106,29 @@ class LevelSource:
                 weights = weights.to(device) if weights is not None else None
                 parts += fit.matrix_parts(w, amax, positions[low:high] - first, place + int(low), weights, cut)
         return parts
+
+
+def mean_gain_db(plan: Plan, gains: Mapping[str, float]) -> float | None:
+    """The mean of gains by tensor, by elements; None where there are none."""
+    sizes = {t.name: element_count(t.shape) for t in plan.tensors if t.name in gains}
+    whole = sum(sizes.values())
+    return sum(gains[name] * size for name, size in sizes.items()) / whole if whole else None
+
+
+def family_of(tensor: TensorPlan) -> tuple[str, ...]:
+    """What the tensors have in common that a codebook is fitted to together; empty where none is fitted."""
+    families = {"fit": (tensor.name,), "fit-shared": ("role", role_of(tensor.name), tensor.codec)}
+    return families.get(tensor.codebook, ()) if tensor.quantized else ()
+
+
+def fit_key(tensor: TensorPlan) -> str:
+    """What the fitted levels of a tensor are kept under: its family and K."""
+    return f"{tensor.k} {' '.join(family_of(tensor))}"
+
+
+def fitted_together(plan: Plan, tensor: TensorPlan) -> list[TensorPlan]:
+    """The tensors that the levels of one are fitted to, whatever their K, in order of name."""
+    return sorted((t for t in plan.tensors if family_of(t) == family_of(tensor)), key=lambda t: t.name)
 
 
 class ColumnWeights:

@@ -25,12 +25,14 @@ _FREE_OPTIONS = (
 )  # fmt: skip
 
 
-def take_up(plan: Plan, staging: Staging) -> tuple[RunState, Journal]:
+def take_up(plan: Plan, staging: Staging, key: Mapping[str, Any] | None = None) -> tuple[RunState, Journal]:
     """The state of this plan's run, and its journal: an earlier run's if there is one of the same plan, or new ones.
+
+    ``key`` tells the run from others; None: what the bytes of its output depend on.
 
     Raises CheckpointError where the folder holds the journal of another run, unless the plan's options say ``force``.
     """
-    key, state = run_key(plan), RunState()
+    key, state = run_key(plan) if key is None else dict(key), RunState()
     journal = Journal(staging.journal, state)
     try:
         if not plan.options.force:
@@ -93,7 +95,8 @@ def _check_key(state: RunState, key: Mapping[str, Any], folder: Path) -> None:
     old = state.key
     if old is None or old == key:
         return
-    what = next((_difference(name, old.get(name), key.get(name)) for name in key if old.get(name) != key.get(name)), "")
+    names = (name for name in {**old, **key} if old.get(name) != key.get(name))
+    what = next((_difference(name, old.get(name), key.get(name)) for name in names), "")
     raise CheckpointError(
         f"{folder} is the unfinished output of another run: {what or 'it was made by another version'}",
         hint="repeat that run to finish it, or start over with force=True",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -26,7 +26,15 @@ def scan_pass(plan: Plan, pipeline: Pipeline, state: RunState, journal: Journal,
     """
     selected = [t for t in plan.tensors if t.quantized]
     scan_tensors(plan, selected, pipeline, state, journal, meter)
-    found = state.scans
+    return without_nonfinite(plan, state.scans)
+
+
+def without_nonfinite(plan: Plan, found: Mapping[str, Scan]) -> Plan:
+    """The plan that keeps the tensors in which a scan found values that are not finite.
+
+    Raises SelectionError where that leaves too little.
+    """
+    selected = [t for t in plan.tensors if t.quantized]
     keep = {t.name: f"{found[t.name].nonfinite} values are not finite" for t in selected if found[t.name].nonfinite}
     plan = plan.with_kept(keep)
     check_worthwhile(plan.source, plan.tensors, plan.options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from kbitq.checkpoint.output.file_writer import FileWriter
@@ -11,6 +13,13 @@ from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
 from kbitq.codecs.base import part_name
 from kbitq.format import stored_dtype
+
+
+class Target(Protocol):
+    """What bytes of a file are written to."""
+
+    def write(self, offset: int, data: torch.Tensor | bytes) -> None:
+        """Write all of ``data`` (contiguous, on the CPU) at byte ``offset``."""
 
 
 class ShardWriter:
@@ -27,7 +36,7 @@ class ShardWriter:
             error_sums.add(made.span, made.errors)
             written = write_span(made, name, self._shard, self._file)
         else:
-            written = self._write_plain(piece, made)
+            written = write_plain(piece, made, self._reader, self._shard, self._file)
         end = piece.start + piece.count
         if end == piece.tensor.nbytes:
             self._state.tensor_finished(name, error_sums)
@@ -36,19 +45,20 @@ class ShardWriter:
             self._state.tensor_reached(name, position, error_sums)
         return written
 
-    def _write_plain(self, piece: Piece, raw: torch.Tensor) -> int:
-        """Copy bytes. Scaled FP8 that is not quantized is written as what it decodes to, for its scales are gone."""
-        offset = self._shard.offsets[piece.tensor.name]
-        if piece.tensor.scaling is not None and piece.span is not None:
-            raw = self._reader.values(piece.tensor, piece.span, raw)
-            offset += piece.span.first_element * stored_dtype(piece.tensor.dtype).bits // 8
-        else:
-            offset += piece.start
-        self._file.write(offset, raw)
-        return raw.numel() * raw.element_size()
+
+def write_plain(piece: Piece, raw: torch.Tensor, reader: TileReader, shard: Shard, file: Target) -> int:
+    """Copy bytes. Scaled FP8 that is not quantized is written as what it decodes to, for its scales are gone."""
+    offset = shard.offsets[piece.tensor.name]
+    if piece.tensor.scaling is not None and piece.span is not None:
+        raw = reader.values(piece.tensor, piece.span, raw)
+        offset += piece.span.first_element * stored_dtype(piece.tensor.dtype).bits // 8
+    else:
+        offset += piece.start
+    file.write(offset, raw)
+    return raw.numel() * raw.element_size()
 
 
-def write_span(made: QuantizedSpan, name: str, shard: Shard, file: FileWriter) -> int:
+def write_span(made: QuantizedSpan, name: str, shard: Shard, file: Target) -> int:
     """Write a quantized span where it belongs (what is constant with the first); returns the bytes written."""
     places, written = made.codec.place(made.span, made.k), 0
     for part, data in made.parts.items():

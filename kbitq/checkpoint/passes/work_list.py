@@ -37,16 +37,24 @@ class WorkList:
                 self._meter.add(tensor.bytes_in, tensor.name)
                 continue
             start = begun.position if begun is not None and begun.tensor == tensor.name else 0
-            for piece in self._pieces(tensor, start):
+            for piece in self._pieces(tensor, start, None):
                 yield WorkItem(piece, self._request(tensor, piece))
 
-    def _pieces(self, tensor: TensorPlan, start: int) -> Iterator[Piece]:
+    def items_between(self, tensor: TensorPlan, start: int, stop: int) -> Iterator[WorkItem]:
+        """The work on a part of a tensor: rows ``start`` to ``stop`` of its matrix, or bytes of one that is copied."""
+        as_matrix = tensor.quantized or self._sources[tensor.name].scaling is not None
+        first = start * matrix_shape(tensor.name, tensor.shape)[1] if as_matrix else start
+        for piece in self._pieces(tensor, first, stop):
+            yield WorkItem(piece, self._request(tensor, piece))
+
+    def _pieces(self, tensor: TensorPlan, start: int, stop: int | None) -> Iterator[Piece]:
+        """``start`` is an element, or a byte of what is copied; ``stop`` a row, or a byte of what is copied."""
         source = self._sources[tensor.name]
         if self._factors.has(tensor):
-            return self._whole_rows(tensor, source, start)
+            return self._whole_rows(tensor, source, start, stop)
         if tensor.quantized or source.scaling is not None:
-            return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut)
-        return self._reader.byte_pieces(source, start)
+            return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut, stop)
+        return self._reader.byte_pieces(source, start, stop)
 
     def _request(self, tensor: TensorPlan, piece: Piece) -> Request | None:
         if not tensor.quantized:
@@ -58,14 +66,15 @@ class WorkList:
         factor = self._factors.of(tensor, piece.span)
         return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance, factor)
 
-    def _whole_rows(self, tensor: TensorPlan, source: SourceTensor, start: int) -> Iterator[Piece]:
+    def _whole_rows(self, tensor: TensorPlan, source: SourceTensor, start: int, stop: int | None) -> Iterator[Piece]:
         """Pieces of whole rows of one expert each: large ones, since error feedback walks over the columns of each."""
         rows, cols = matrix_shape(tensor.name, tensor.shape)
+        rows = rows if stop is None else stop
         size, per_expert = source.stored_bits // 8, self._factors.rows_of_expert(tensor)
         step = min(self._factors.rows_of_tile(cols), per_expert)
         row = start // cols
         while row < rows:
-            count = min(step, per_expert - row % per_expert)
+            count = min(step, per_expert - row % per_expert, rows - row)
             span = Span(row * cols, row * block_count(cols), count, cols, True, True, cols)
             yield Piece(source, span.first_element * size, span.numel * size, span)
             row += count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from kbitq.checkpoint.output.checksums import sha256
@@ -12,7 +12,7 @@ from kbitq.checkpoint.output.staging import Staging
 from kbitq.checkpoint.passes.journal import Journal
 from kbitq.checkpoint.passes.levels import LevelSource
 from kbitq.checkpoint.passes.pipeline import Pipeline
-from kbitq.checkpoint.passes.run_state import RunState
+from kbitq.checkpoint.passes.run_state import ErrorSums, RunState
 from kbitq.checkpoint.passes.scan_pass import scan_tensors
 from kbitq.checkpoint.passes.shard_writer import ShardWriter
 from kbitq.checkpoint.passes.spool import Spool, groups
@@ -67,7 +67,7 @@ class WritePass:
     def _fill(self, shard: Shard, digests: FileDigests) -> None:
         tensors = self._tensors_of(shard)
         if shard.name in self.state.digests and all(t.name in self.state.tensors for t in tensors):
-            self._set_statistics(shard)
+            set_statistics(shard, self.state.tensors)
             for tensor in tensors:
                 self.meter.add(tensor.bytes_in, tensor.name)
             return
@@ -76,7 +76,7 @@ class WritePass:
                 self._write(tensors, shard, file)
             else:
                 self._scan_and_write(tensors, shard, file, self._spool)
-            self._set_statistics(shard)
+            set_statistics(shard, self.state.tensors)
             file.write(0, shard.header())
             digest = digests.begin(shard.name)
             file.sync()
@@ -87,14 +87,6 @@ class WritePass:
         assert shard.meta is not None
         members = [*shard.meta.tensors, *shard.meta.kept]
         return [self.plan.tensors[i] for i in sorted(self._place[name] for name in members)]
-
-    def _set_statistics(self, shard: Shard) -> None:
-        """Give the shard's metadata what the header says of each quantized tensor."""
-        assert shard.meta is not None
-        for name, meta in shard.meta.tensors.items():
-            error_sums = self.state.tensors[name]
-            assert error_sums is not None
-            meta.sqnr_db, meta.max_abs_err = error_sums.sqnr_db, error_sums.max_abs_err
 
     def _scan_and_write(self, tensors: Sequence[TensorPlan], shard: Shard, file: FileWriter, spool: Spool) -> None:
         for group in groups(tensors):
@@ -116,6 +108,15 @@ class WritePass:
             if tensor.name not in self.state.tensors:  # no bytes at all: there was no piece of it
                 self.state.tensor_finished(tensor.name, None)
         self.journal.commit(file.sync)
+
+
+def set_statistics(shard: Shard, found: Mapping[str, ErrorSums | None]) -> None:
+    """Give the shard's metadata what the header says of each quantized tensor."""
+    assert shard.meta is not None
+    for name, meta in shard.meta.tensors.items():
+        error_sums = found[name]
+        assert error_sums is not None
+        meta.sqnr_db, meta.max_abs_err = error_sums.sqnr_db, error_sums.max_abs_err
 
 
 class FileDigests:

@@ -60,26 +60,42 @@ class TileReader:
     def close(self) -> None:
         self._files.close()
 
-    def spans(self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK) -> Iterator[Span]:
-        """The spans of a tensor's matrix that fit a tile, from element ``start`` on; ``cut``: where rows may be cut."""
-        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut)
+    def spans(
+        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None
+    ) -> Iterator[Span]:
+        """The spans of a tensor's matrix that fit a tile, from element ``start`` on; ``cut``: where rows may be cut.
+
+        ``stop_row`` is the row to end before; None: all rows.
+        """
+        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut, stop_row)
 
     def matrix_spans(
-        self, name: str, shape: Sequence[int], dtype: str, start: int = 0, cut: int = BLOCK
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        start: int = 0,
+        cut: int = BLOCK,
+        stop_row: int | None = None,
     ) -> Iterator[Span]:
         """The same for a tensor that is not stored as such."""
-        return spans(*matrix_shape(name, shape), self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut)
+        rows, cols = matrix_shape(name, shape)
+        last = rows if stop_row is None else stop_row
+        return spans(last, cols, self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut)
 
-    def matrix_pieces(self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK) -> Iterator[Piece]:
-        """A tensor as spans of its matrix, from element ``start`` on."""
+    def matrix_pieces(
+        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None
+    ) -> Iterator[Piece]:
+        """A tensor as spans of its matrix, from element ``start`` on, up to ``stop_row``."""
         size = tensor.stored_bits // 8
-        for span in self.spans(tensor, start, cut):
+        for span in self.spans(tensor, start, cut, stop_row):
             yield Piece(tensor, span.first_element * size, span.numel * size, span)
 
-    def byte_pieces(self, tensor: SourceTensor, start: int = 0) -> Iterator[Piece]:
-        """A tensor as plain bytes, from byte ``start`` on."""
-        for at in range(start, tensor.nbytes, self.tile_bytes):
-            yield Piece(tensor, at, min(self.tile_bytes, tensor.nbytes - at), None)
+    def byte_pieces(self, tensor: SourceTensor, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
+        """A tensor as plain bytes, from byte ``start`` on, up to ``stop``."""
+        end = tensor.nbytes if stop is None else stop
+        for at in range(start, end, self.tile_bytes):
+            yield Piece(tensor, at, min(self.tile_bytes, end - at), None)
 
     def stream(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, torch.Tensor]]:
         """Read pieces in order, the next one in a thread while the caller works on this one.

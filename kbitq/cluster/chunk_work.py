@@ -1,0 +1,218 @@
+"""Carrying out chunks: what is scanned, measured, fitted, written or sealed goes into the journal of this attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kbitq.checkpoint.allocation import measure_tensor
+from kbitq.checkpoint.output.checksums import sha256
+from kbitq.checkpoint.passes.cpu_pipeline import CpuPipeline
+from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
+from kbitq.checkpoint.passes.devices import resolve_devices
+from kbitq.checkpoint.passes.levels import LevelSource
+from kbitq.checkpoint.passes.pipeline import Pipeline, WorkItem
+from kbitq.checkpoint.passes.run_state import RunState, Scan
+from kbitq.checkpoint.passes.shard_writer import write_plain, write_span
+from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, TileCodec
+from kbitq.checkpoint.passes.work_list import WorkList
+from kbitq.checkpoint.passes.write_pass import set_statistics
+from kbitq.checkpoint.source.memory import tile_bytes
+from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
+from kbitq.checkpoint.source.progress import ProgressMeter
+from kbitq.checkpoint.source.tile_reader import Piece, TileReader
+from kbitq.cluster.attempts import Attempt
+from kbitq.cluster.chunks import Chunk
+from kbitq.cluster.job import Job
+from kbitq.cluster.pages import PageWriter, SharedFile
+from kbitq.cluster.results import RowSums, edges_json, edges_of, levels_json, measured_json, merged_sums, sealed_json
+from kbitq.codecs.base import get_codec
+from kbitq.format import matrix_shape
+
+if TYPE_CHECKING:
+    from kbitq.checkpoint.output.layout import Shard
+    from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+
+SYNC_BYTES = 64 << 20  # at most this much is done again after a worker died
+
+
+class _BeatingReader(TileReader):
+    """Says in the journal that bytes are read: a worker that hangs says nothing any more."""
+
+    def __init__(self, checkpoint: Checkpoint, tile: int, attempt: Attempt) -> None:
+        super().__init__(checkpoint, tile)
+        self._attempt = attempt
+
+    def read_into(self, tensor: SourceTensor, start: int, target: torch.Tensor) -> None:
+        super().read_into(tensor, start, target)
+        self._attempt.beat(target.numel())
+
+
+class ChunkWork:
+    """Carries out chunks of one job in this process. ``done`` hears of each chunk."""
+
+    def __init__(self, job: Job, attempt: Attempt, done: Callable[[Chunk], None] | None = None) -> None:
+        self.job, self.attempt = job, attempt
+        self._done = done if done is not None else lambda _: None
+        self._devices = resolve_devices(job.plan.options.device)
+        self._unsynced = 0
+        self._touched: dict[str, SharedFile] = {}
+        self._tensors: dict[str, TensorPlan] = {t.name: t for t in job.plan.tensors}
+
+    def run(self, chunks: Sequence[Chunk]) -> None:
+        """Carry out chunks of the job's phase."""
+        if not chunks:
+            return
+        with ExitStack() as held:
+            held.callback(self._close)
+            _WORK[self.job.phase](self, chunks, held)
+            self._commit()
+
+    def _reader(self, held: ExitStack, tile: int) -> TileReader:
+        return held.enter_context(_BeatingReader(self.job.plan.checkpoint, tile, self.attempt))
+
+    def _pipeline(self, held: ExitStack) -> Pipeline:
+        on_cpu = self._devices == ("cpu",)
+        bound = self.job.plan.options.max_memory
+        reader = self._reader(held, tile_bytes(bound, torch.get_num_threads() if on_cpu else None))
+        held.callback(reader.check_unchanged)
+        return CpuPipeline(reader) if on_cpu else DevicePipeline(reader, self._devices)
+
+    def _note(self, chunk: Chunk, result: Any, written: int = 0) -> None:
+        """Record a chunk that is done; soon, and after its data, the record is on the disk."""
+        self.attempt.note_result(chunk.key, self.job.layout, result)
+        self._unsynced += max(written, chunk.nbytes)
+        if self._unsynced >= SYNC_BYTES:
+            self._commit()
+        self._done(chunk)
+
+    def _commit(self) -> None:
+        for file in self._touched.values():
+            file.sync()
+        self.attempt.commit()
+        self._close()
+        self._unsynced = 0
+
+    def _close(self) -> None:
+        for file in self._touched.values():
+            file.close()
+        self._touched.clear()
+
+    def _measure(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
+        reader = self._reader(held, tile_bytes(self.job.plan.options.max_memory))
+        codec = TileCodec(reader, self._devices[0])
+        for chunk in chunks:
+            found = measure_tensor(self.job.plan, codec, self._tensors[chunk.name])
+            self._note(chunk, measured_json(found))
+        reader.check_unchanged()
+
+    def _scan(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
+        pipeline = self._pipeline(held)
+        waiting, found = iter(chunks), Scan()
+        chunk = next(waiting)
+        for piece, here in pipeline.scanned(self._pieces(chunks, pipeline.reader)):
+            found.add(here)
+            if _ends(piece, chunk):
+                self._note(chunk, [found.amax.hex(), found.nonfinite, found.first])
+                chunk, found = next(waiting, chunk), Scan()
+
+    def _pieces(self, chunks: Iterable[Chunk], reader: TileReader) -> Iterator[Piece]:
+        for chunk in chunks:
+            source, tensor = self.job.plan.checkpoint.tensors[chunk.name], self._tensors[chunk.name]
+            first = chunk.start * matrix_shape(tensor.name, tensor.shape)[1]
+            yield from reader.matrix_pieces(source, first, get_codec(tensor.codec).cut, chunk.stop)
+
+    def _fit(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
+        pipeline = self._pipeline(held)
+        tensors = {t.name: t for t in self.job.plan.tensors}
+        for chunk in chunks:
+            source = LevelSource(self.job.plan, pipeline.reader, pipeline.device, self.job.scans)
+            levels = source.levels(tensors[chunk.name])
+            assert levels is not None
+            self._note(chunk, levels_json(levels, source.gains[chunk.name]))
+
+    def _write(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
+        plan, pipeline = self.job.plan, self._pipeline(held)
+        tensors = {t.name: t for t in plan.tensors}
+        shards = {n: s for s in plan.shards if s.meta is not None for n in (*s.meta.tensors, *s.meta.kept)}
+        levels = LevelSource(plan, pipeline.reader, pipeline.device, self.job.scans, self.job.levels)
+        state = RunState(scans=self.job.scans)
+        work = WorkList(plan, pipeline.reader, state, levels, ProgressMeter(None, 0), pipeline.device)
+
+        def items() -> Iterator[WorkItem]:
+            for chunk in chunks:
+                yield from work.items_between(tensors[chunk.name], chunk.start, chunk.stop)
+
+        waiting = iter(chunks)
+        chunk, filling = next(waiting), None
+        for piece, made in pipeline.quantized(items()):
+            if filling is None:
+                shard = shards[chunk.name]
+                filling = _Filling(shard, PageWriter(self._file(shard), self.job.file.page), pipeline.reader)
+            filling.write(piece, made)
+            if _ends(piece, chunk):
+                self._note(chunk, filling.result(), filling.written)
+                chunk, filling = next(waiting, chunk), None
+
+    def _file(self, shard: Shard) -> SharedFile:
+        if shard.name not in self._touched:
+            self._touched[shard.name] = SharedFile(self.job.staging.output / shard.name, shard.nbytes)
+        return self._touched[shard.name]
+
+    def _seal(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
+        written = self.job.by_tensor(self.job.written)
+        shards = {shard.name: shard for shard in self.job.plan.shards}
+        for chunk in chunks:
+            shard = shards[chunk.name]
+            assert shard.meta is not None
+            file = self._file(shard)
+            for name in (*shard.meta.tensors, *shard.meta.kept):
+                for part in written.get(name, ()):
+                    for offset, data in edges_of(self.job.result(part), shard.header_nbytes, shard.nbytes):
+                        file.write_at(offset, data)
+            sums = {
+                name: merged_sums((part, self.job.result(part)) for part in written[name])
+                for name in shard.meta.tensors
+            }
+            set_statistics(shard, sums)
+            file.write_at(0, shard.header())
+            file.sync()
+            digest = sha256(file.path) if self.job.to_folder else ""
+            self._note(chunk, sealed_json(digest, sums), shard.nbytes)
+
+
+class _Filling:
+    """What is made of one chunk, on its way to its file."""
+
+    def __init__(self, shard: Shard, pages: PageWriter, reader: TileReader) -> None:
+        self._shard, self._pages, self._reader = shard, pages, reader
+        self._sums: RowSums | None = None
+        self.written = 0
+
+    def write(self, piece: Piece, made: torch.Tensor | QuantizedSpan) -> None:
+        if isinstance(made, QuantizedSpan):
+            self._sums = self._sums or RowSums()
+            self._sums.add(made)
+            self.written += write_span(made, piece.tensor.name, self._shard, self._pages)
+        else:
+            self.written += write_plain(piece, made, self._reader, self._shard, self._pages)
+
+    def result(self) -> dict[str, Any]:
+        sums = self._sums.to_json() if self._sums is not None else {}
+        return {"edges": edges_json(self._pages.edges()), **sums}
+
+
+def _ends(piece: Piece, chunk: Chunk) -> bool:
+    """Whether a piece is the last one of a chunk."""
+    if piece.span is None:
+        return piece.start + piece.count == chunk.stop
+    return piece.span.first_element + piece.span.numel == chunk.stop * piece.span.row_length
+
+
+_WORK: Mapping[str, Callable[[ChunkWork, Sequence[Chunk], ExitStack], None]] = {
+    "measure": ChunkWork._measure, "scan": ChunkWork._scan, "fit": ChunkWork._fit, "write": ChunkWork._write,
+    "seal": ChunkWork._seal,
+}  # fmt: skip
