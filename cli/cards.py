@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 _ROW_KEYS = frozenset(("name", "verdict", "k", "scale", "codebook", "sqnr_db"))
 
 
-def card_of(path: Path, *, repository: str | None = None, base: str | None = None) -> str:
+def card_of(path: Path, *, repository: str | None = None, base: str | None = None, more: Collection[str] = ()) -> str:
     """The card of a quantized folder or file.
 
     Args:
         path: what ``kbitq quantize`` wrote.
         repository: where it will be published, as ``org/name``.
         base: the source as ``org/name[@revision]``, where that is known better.
+        more: names of files that will be beside those of the folder.
 
     Raises:
         CheckpointError: it is not quantized, or what lies beside it cannot be read; FormatError.
     """
-    subject = subject_of(path)
+    subject = subject_of(path, more)
     title = repository.rpartition("/")[2] if repository else None
     if path.is_dir():
         return model_card(subject, title=title, place=repository or ".", base=base)
     return model_card(subject, title=title or path.stem, place=repository or path.name, base=base, out=path.name)
 
 
-def subject_of(path: Path) -> Subject:
-    """What the card of a folder or file is about."""
+def subject_of(path: Path, more: Collection[str] = ()) -> Subject:
+    """What the card of a folder or file is about; ``more`` as for ``card_of``."""
     if not path.is_dir():
         return Subject(_found(path))
     ledger = _ledger(path / REPORT_FILE) if (path / REPORT_FILE).is_file() else _found(path)
@@ -53,7 +54,7 @@ def subject_of(path: Path) -> Subject:
         ledger,
         source if isinstance(source, str) else source_in(text or ""),
         parse_json_object(config.read_bytes(), str(config)) if config.is_file() else None,
-        sorted(entry.name for entry in path.iterdir()),
+        sorted({*(entry.name for entry in path.iterdir()), *more}),
         read_evaluations(path),
         text,
         read_tasks(path),

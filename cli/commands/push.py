@@ -12,7 +12,7 @@ from kbitq.cli.options.signature import spread
 EPILOG = parsing.examples(
     "kbitq push ./llama-k4 me/llama-k4 --base-model meta-llama/Llama-3.2-1B",
     "kbitq push ./llama-k4 me/llama-k4 --dry-run",
-    "kbitq push ./llama-k4 me/llama-k4 --private",
+    "kbitq push ./llama-k4 me/llama-k4 --private --auto-map",
 )
 
 
@@ -24,6 +24,7 @@ def command(
     private: hub.Private = False,
     pr: hub.PullRequest = False,
     revision: hub.Revision = None,
+    auto_map: hub.AutoMap = False,
     dry_run: hub.CardOnly = False,
     *,
     talk: Printing,
@@ -34,14 +35,16 @@ def command(
 
     target = publish.target(repository, revision)
     if dry_run:
-        card = publish.prepared(path, target, base_model)
+        card, instead = publish.prepared(path, target, base_model, auto_map=auto_map)
         if talk.json:
-            console.object({"repository": target.id, "card": card})
+            console.object({"repository": target.id, "card": card, "instead": sorted(instead)})
         else:
             console.write(card)
+            if instead:
+                console.note(f"changed or added beside it: {', '.join(sorted(instead))}")
             console.note(f"nothing was uploaded; README.md of {target.id} would be this card")
         return
-    pushed = publish.publish(path, target, base=base_model, private=private, pull_request=pr)
+    pushed = publish.publish(path, target, base=base_model, private=private, pull_request=pr, auto_map=auto_map)
     if talk.json:
         console.object(dataclasses.asdict(pushed))
     else:

@@ -32,3 +32,11 @@ Revision = Annotated[str | None, typer.Option(metavar="BRANCH", show_default="ma
 CardOnly = Annotated[
     bool, typer.Option("--dry-run", rich_help_panel=PANEL, help="Verify, and print the model card; upload nothing.")
 ]
+AutoMap = Annotated[
+    bool,
+    typer.Option(
+        "--auto-map",
+        rich_help_panel=PANEL,
+        help="Add a Python file through which trust_remote_code=True finds kbitq, or says what to install.",
+    ),
+]

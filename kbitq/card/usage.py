@@ -27,6 +27,11 @@ _READERS = {  # what reads a model's input -> files of which one is there; the f
     "AutoTokenizer": ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "spiece.model"),
 }
 HERE = "."
+_REMOTE_CODE = "kbitq_auto.py"
+_TRUSTED = (
+    "Programs that cannot be changed load it with `trust_remote_code=True` where kbitq is installed "
+    f"(`pip install kbitq`), through `{_REMOTE_CODE}`.\n\n"
+)
 _SENTENCES = "config_sentence_transformers.json"
 
 
@@ -62,7 +67,9 @@ def usage(place: str, config: Mapping[str, Any] | None, files: Collection[str]) 
     """
     outside = "restored.safetensors" if place.endswith(".safetensors") else "restored"
     back = f"kbitq dequantize {shlex.quote(place)} -o {'../' if place == HERE else ''}{outside}"
-    return f"{fenced(_python(place, config or {}, files), 'python')}\nBack to an ordinary checkpoint: {code(back)}\n"
+    program = fenced(_python(place, config or {}, files), "python")
+    trusted = _TRUSTED if _REMOTE_CODE in files else ""
+    return f"{program}\n{trusted}Back to an ordinary checkpoint: {code(back)}\n"
 
 
 def _python(place: str, config: Mapping[str, Any], files: Collection[str]) -> str:

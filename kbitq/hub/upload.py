@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from kbitq.hub.problems import check_token, explained
 from kbitq.hub.repo import Repo
@@ -28,7 +29,15 @@ class Pushed:
     pull_request: str | None = None
 
 
-def push(path: Path, repo: Repo, *, card: str, private: bool = False, pull_request: bool = False) -> Pushed:
+def push(
+    path: Path,
+    repo: Repo,
+    *,
+    card: str,
+    private: bool = False,
+    pull_request: bool = False,
+    instead: Mapping[str, bytes] | None = None,
+) -> Pushed:
     """Upload a folder, or one file, and its model card. The repository is made if there is none.
 
     An upload that was cut goes on when the same call is made again: files that the Hub has are not sent twice.
@@ -39,6 +48,7 @@ def push(path: Path, repo: Repo, *, card: str, private: bool = False, pull_reque
         card: text of the model card, which takes the place of a README.md in ``path``.
         private: make a new repository private.
         pull_request: open a pull request instead of committing to the branch.
+        instead: content of further files, by name, in place of what ``path`` may have under these names.
 
     Raises:
         HubError: there is no token that could be sent; the Hub refused or could not be reached.
@@ -57,7 +67,7 @@ def push(path: Path, repo: Repo, *, card: str, private: bool = False, pull_reque
                 revision=repo.revision,
                 create_pr=pull_request,
                 commit_message=message,
-                ignore_patterns=[CARD_FILE],
+                ignore_patterns=[CARD_FILE, *(instead or ())],
             )
         else:
             done = api.upload_file(
@@ -69,12 +79,13 @@ def push(path: Path, repo: Repo, *, card: str, private: bool = False, pull_reque
                 commit_message=message,
             )
         # Last, so that a page never praises what is not there; into the same pull request.
-        branch = done.pr_revision if pull_request else repo.revision
-        last = api.upload_file(
-            path_or_fileobj=card.encode(),
-            path_in_repo=CARD_FILE,
+        last = api.create_commit(
             repo_id=repo.id,
-            revision=branch,
+            operations=[
+                CommitOperationAdd(path_in_repo=name, path_or_fileobj=data)
+                for name, data in {**(instead or {}), CARD_FILE: card.encode()}.items()
+            ],
+            revision=done.pr_revision if pull_request else repo.revision,
             commit_message="Model card",
         )
     return Pushed(str(page), last.oid, done.pr_url if pull_request else None)
