@@ -28,6 +28,33 @@ def quantize(
     stream: int = 0,
     codec: str = "planes",
 ) -> None: ...
+def unpack_codes(
+    data: Tensor,
+    starts: Tensor,
+    shifts: Tensor | None,
+    out: Tensor,
+    bits: int,
+    order: str = "stream",
+    threads: int = 1,
+) -> None: ...
+def pack_codes(codes: Tensor, out: Tensor, bits: int, threads: int = 1) -> None: ...
+def decode_codes(
+    data: Tensor,
+    starts: Tensor,
+    shifts: Tensor | None,
+    table: Tensor | None,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    group_of: Tensor | None,
+    group_size: int,
+    phase: int,
+    out: Tensor,
+    bits: int,
+    order: str = "stream",
+    round_each: bool = False,
+    threads: int = 1,
+) -> None: ...
 def feedback(
     w: Tensor,
     triangle: Tensor,

@@ -1,4 +1,4 @@
-"""Codes with a scale, and perhaps a zero point, for groups of columns: what most formats come down to."""
+"""Codes with a scale, and perhaps a zero point and a bias, for groups of columns: what most formats come down to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from torch import Tensor
 
 from kbitq.errors import CheckpointError
 from kbitq.formats.base import StoredValues
+from kbitq.formats.scales import Scales
+from kbitq.formats.tables import scales
 from kbitq.ops.code_stream import decode_codes, unpack_codes
 from kbitq.text_safety import shown
+
+_WORD_BITS = 32
+_FLAT_ROW = 1 << 14  # codes of a flat stream that one thread takes at a time
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,64 @@ def decode(codes: Tensor, bits: int, cols: int, scale: Tensor, zero: Tensor | No
     )
 
 
+def decode_flat(
+    data: Tensor, count: int, bits: int, scale: Tensor, block: int, levels: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """``levels[code] * scale`` of a stream of 4-bit codes, the first in a byte's high half: ``[count]`` of ``dtype``.
+
+    Args:
+        data: uint8, beginning where a block does.
+        count: of codes.
+        bits: of a code.
+        scale: float32, one for each block.
+        block: codes that share a scale; even.
+        levels: float32 ``[2^bits]``.
+        dtype: of the result.
+    """
+    width = block * max(1, _FLAT_ROW // block)
+    whole = count // width
+    parts = []
+    for rows, cols, start in ((whole, width, 0), (1, count - whole * width, whole * width)):
+        if rows and cols:
+            mine = data[start * bits // 8 :]
+            starts = torch.arange(rows, dtype=torch.int64) * (width * bits // 8)
+            of_rows = scale[start // block :][: rows * -(-cols // block)].view(rows, -1)
+            options = {"table": levels, "group_size": block, "starts": starts, "order": "high_first"}
+            parts.append(decode_codes(mine, bits, cols, of_rows, dtype, **options).view(-1))  # type: ignore[arg-type]
+    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+
+
+def block_numbers(values: StoredValues, of: Scales, first: int, count: int, groups: int, per_matrix: int) -> Tensor:
+    """The numbers of some rows, float32 ``[count, groups]``, of which ``of.rows`` rows of a matrix share each."""
+    per_row = -(-per_matrix // of.rows)
+    rows = torch.arange(first, first + count)
+    index = rows // per_matrix * per_row + rows % per_matrix // of.rows
+    start, stop = int(index[0]), int(index[-1]) + 1
+    raw = values.elements(of.name, start * groups, (stop - start) * groups).view(-1, groups)
+    found = scales(raw, of.kind)
+    if of.divisor:
+        found = found / values.whole(of.divisor).float().view(())
+    if of.factor:
+        found = found * values.whole(of.factor).float().view(())
+    return found if stop - start == count else found[index - start]
+
+
+def stream_down(values: StoredValues, name: str, bits: int, first: int, count: int, groups: int, rows: int) -> Tensor:
+    """Some rows of codes ``[rows, groups]`` that are packed down each column, float32 ``[count, groups]``."""
+    start = first // _WORD_BITS * _WORD_BITS
+    stop = min(-(-(first + count) // _WORD_BITS) * _WORD_BITS, rows)
+    first_word, words = start * bits // _WORD_BITS, -(-(stop - start) * bits // _WORD_BITS)
+    packed = values.rows(name, first_word, words).view(words, groups).t().contiguous()
+    return unpack_codes(packed, bits, stop - start)[:, first - start : first - start + count].t().float()
+
+
 def gptq_zeros(words: Tensor, bits: int, cols: int, version: int) -> Tensor:
     """GPTQ's zero points, uint8 ``[groups, cols]``, from int32 words ``[groups, cols * bits / 32]``.
 
     Version 1 has them less one. GPTQModel adds it to whole words, so that a zero point of 2^b carries into the next,
     and to the codes themselves where they cross words.
     """
-    if version == 1 and 32 % bits == 0:
-        words = words + sum(1 << at for at in range(0, 31, bits)) if bits > 1 else words
+    if version == 1 and _WORD_BITS % bits == 0:
+        words = words + sum(1 << at for at in range(0, _WORD_BITS, bits))
     zeros = unpack_codes(words, bits, cols)
-    return (zeros + 1) & ((1 << bits) - 1) if version == 1 and 32 % bits else zeros
+    return (zeros + 1) & ((1 << bits) - 1) if version == 1 and _WORD_BITS % bits else zeros

@@ -49,6 +49,12 @@ class StoredValues(Protocol):
     def elements(self, name: str, first: int, count: int) -> Tensor:
         """``count`` elements of a tensor in its order, ``[count]``."""
 
+    def raw(self, name: str, first: int, count: int) -> Tensor:
+        """``count`` bytes of a tensor from byte ``first`` of it, uint8 ``[count]``."""
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor."""
+
 
 class ForeignWeight(Protocol):
     """A weight of another tool's format: frozen, and known without its values.

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kbitq.format import matrix_shape
-from kbitq.formats import gptq
+from kbitq.formats import awq, bitsandbytes, compressed_tensors, gptq, hqq, mlx, torchao
 from kbitq.formats.base import Catalogue, Found, check_rows
 from kbitq.text_safety import shown
 
 Recognise = Callable[[Catalogue], Found]
-FORMATS: tuple[Recognise, ...] = (gptq.recognise,)
+FORMATS: tuple[Recognise, ...] = (
+    gptq.recognise,
+    awq.recognise,
+    compressed_tensors.recognise,
+    bitsandbytes.recognise,
+    hqq.recognise,
+    mlx.recognise,
+    torchao.recognise,
+)
 
 
 def recognise(catalogue: Catalogue) -> Found:

@@ -101,8 +101,8 @@ def decode_codes(
     raw, starts = _rows(data, starts)
     out = torch.empty((len(starts), cols), dtype=dtype)
     core.decode_codes(
-        raw, starts, shifts, _f32(table), _f32(scale), _f32(zero), _f32(bias), group_of, group_size or max(cols, 1),
-        phase, out, bits, order, round_each, torch.get_num_threads(),
+        raw, starts, shifts, _f32(table), scale.float().contiguous(), _f32(zero), _f32(bias), group_of,
+        group_size or max(cols, 1), phase, out, bits, order, round_each, torch.get_num_threads(),
     )  # fmt: skip
     return out
 

@@ -51,6 +51,12 @@ class TensorValues:
         size = stored_dtype(part.dtype).bits // 8
         return self._read(part, first * size, count * size)
 
+    def raw(self, name: str, first: int, count: int) -> Tensor:
+        return self._read_bytes(self._parts[name], first, count)
+
+    def nbytes(self, name: str) -> int:
+        return self._parts[name].nbytes
+
     def columns(self, name: str, first: int, count: int) -> Tensor:
         part = self._parts[name]
         rows, cols = part.shape
@@ -71,11 +77,14 @@ class TensorValues:
         return raw.view(TORCH_DTYPES[part.dtype])
 
     def _read(self, part: SourceTensor, start: int, count: int) -> Tensor:
+        return self._read_bytes(part, start, count).view(TORCH_DTYPES[part.dtype])
+
+    def _read_bytes(self, part: SourceTensor, start: int, count: int) -> Tensor:
         raw = torch.empty(count, dtype=torch.uint8)
         if count:
             with self._files.in_use(part.file) as file:
                 file.read_into(raw.numpy().data, part.offset + start)
-        return raw.view(TORCH_DTYPES[part.dtype])
+        return raw
 
     def _copy(self, part: SourceTensor) -> int:
         """A tensor of a distant source in a nameless file, fetched once in order."""
@@ -83,10 +92,8 @@ class TensorValues:
             if part.name not in self._copies:
                 with tempfile.TemporaryFile() as target:
                     for start in range(0, part.nbytes, _COPY_BYTES):
-                        raw = torch.empty(min(_COPY_BYTES, part.nbytes - start), dtype=torch.uint8)
-                        with self._files.in_use(part.file) as file:
-                            file.read_into(raw.numpy().data, part.offset + start)
-                        target.write(raw.numpy().data)
+                        count = min(_COPY_BYTES, part.nbytes - start)
+                        target.write(self._read_bytes(part, start, count).numpy().data)
                     target.flush()
                     copy = self._copies[part.name] = os.dup(target.fileno())
                 weakref.finalize(self, os.close, copy)  # whoever still decodes holds this object

@@ -272,7 +272,7 @@ FOREIGN = {
     },
     "AWQ": {"a.qweight": torch.zeros(4, 4, dtype=torch.int32), "a.scales": torch.ones(1, 4)},
     "bitsandbytes": {"a.weight": torch.zeros(8, 1, dtype=torch.uint8), "a.weight.absmax": torch.ones(2)},
-    "bitsandbytes (int8)": {"a.weight": torch.zeros(8, 8, dtype=torch.int8), "a.SCB": torch.ones(8)},
+    "bitsandbytes (int8)": {"a.weight": torch.zeros(2, 8, 8, dtype=torch.int8), "a.SCB": torch.ones(8)},
     "compressed-tensors": {"a.weight_packed": torch.zeros(4, 4, dtype=torch.int32), "a.weight_scale": torch.ones(4, 1)},
     "ModelOpt": {"a.weight": torch.zeros(8, 8, dtype=torch.uint8), "a.weight_scale": torch.ones(8, 1)},
     "MXFP4": {"a_blocks": torch.zeros(2, 2, dtype=torch.uint8), "a_scales": torch.zeros(2, dtype=torch.uint8)},
