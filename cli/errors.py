@@ -39,6 +39,7 @@ _REMEDIES = {
     "another-output": "choose another output with -o",
     "auto-codec": "--bpw or --size is the budget; or --codec planes or trellis",
     "below": "-o {out}/NAME",
+    "calibration": "--calibration DIR",
     "cpu": "use --device cpu",
     "dtype": "leave --dtype away, or use float32 or bfloat16",
     "exclude": "--exclude '{tensor}' keeps the tensor whose part it would be",

@@ -31,10 +31,12 @@ Size = Annotated[
     ),
 ]
 Error = Annotated[
-    Literal["relative", "none", "importance"],
+    Literal["auto", "balanced", "outputs", "importance", "relative", "none"],
     typer.Option(
         rich_help_panel=PANEL,
-        help="Made small: each tensor's error relative to its weights, the plain sum, or weighted by importance.",
+        help="Made small: each tensor's error relative to its weights, that of its layer's outputs by --calibration, "
+        "that weighted by --importance, that with all tensors counting the same, or the plain sum. "
+        "auto: outputs with --calibration, else balanced.",
     ),
 ]
 Weight = Annotated[

@@ -50,7 +50,7 @@ class Request:
     keep_embeddings: selection.KeepEmbeddings = True
     bpw: budget.Bpw = None
     size: budget.Size = None
-    error: budget.Error = "relative"
+    error: budget.Error = "auto"
     weight: budget.Weight = None
     tie: budget.Tie = None
     sample: budget.Sample = False

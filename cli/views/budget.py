@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kbitq.cli.views.tables import Length, Table
-from kbitq.cli.views.text import decibel_text, size_text
+from kbitq.cli.views.text import decibel_text, share_text, size_text
 from kbitq.codecs.base import coding_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,13 @@ def facts_of(choice: Choice) -> list[tuple[str, str]]:
     if choice.uniform is not None and choice.uniform_error:
         saved = 100 * (1 - choice.error / choice.uniform_error)
         proof += f"; {saved:.0f} % less than {coding_text(*choice.uniform)} for all"
-    return [*lines, ("choice", proof)]
+    lines.append(("choice", proof))
+    if choice.feedback_share is not None:
+        share, sample = choice.feedback_share
+        where = "all weights" if share == 1 else f"{share_text(share, 1.0)} of the weights"
+        rows = "all rows" if sample == 1 else f"a sample of {share_text(sample, 1.0)}"
+        lines.append(("measured", f"errors of the outputs, with error feedback, of {where} ({rows})"))
+    return lines
 
 
 def curve(choice: Choice) -> Table:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kbitq.checkpoint.passes.devices import resolve_device
 from kbitq.checkpoint.passes.measure import Measured, measure
+from kbitq.checkpoint.passes.output_errors import FeedbackMeter
 from kbitq.checkpoint.passes.tile_codec import TileCodec
 from kbitq.checkpoint.plan.choice import Choice
 from kbitq.checkpoint.plan.plan import Plan
@@ -27,6 +28,8 @@ from kbitq.errors import BudgetError, SelectionError
 from kbitq.format import element_count
 from kbitq.quantized import sqnr_db
 
+COUNT_POWER = 0.25
+"""A tensor's error counts as this power of its number of weights, unless it is ``relative`` (docs/quality.md)."""
 _FITTINGS = 8  # attempts to hit a file size: the header's length depends on the choice, by a few bytes
 _CURVE_POINTS = 24
 _SOME_SHAPE = (1, 4096)  # of whole blocks, to order codings by their bits a weight
@@ -71,6 +74,12 @@ def check_budget(plan: Plan, budget: Budget) -> None:
         raise BudgetError(
             "errors weighted by importance need an importance file", hint="give importance", remedy="importance"
         )
+    if budget.error == "outputs" and plan.statistics is None:
+        raise BudgetError(
+            "errors of the outputs need the statistics of a calibration",
+            hint="give calibration",
+            remedy="calibration",
+        )
 
 
 def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> dict[str, Measured | str]:
@@ -79,18 +88,27 @@ def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> dict[s
     found: dict[str, Measured | str] = {}
     with TileReader(plan.checkpoint, tile_bytes(plan.options.max_memory)) as reader:
         codec = TileCodec(reader, resolve_device(plan.options.device))
+        feedback = feedback_meter(plan, codec)
         for tensor in chosen:
-            found[tensor.name] = measure_tensor(plan, codec, tensor)
+            found[tensor.name] = measure_tensor(plan, codec, tensor, feedback)
             meter.add(tensor.bytes_in, tensor.name)
         reader.check_unchanged()
     return found
 
 
-def measure_tensor(plan: Plan, codec: TileCodec, tensor: TensorPlan) -> Measured | str:
+def measure_tensor(
+    plan: Plan, codec: TileCodec, tensor: TensorPlan, feedback: FeedbackMeter | None = None
+) -> Measured | str:
     """Measure a tensor in all that a budget may give it, as ``measure`` does; the reader's tiles must be those of
-    ``tile_bytes(max_memory)``."""
+    ``tile_bytes(max_memory)``. ``feedback``: from ``feedback_meter``, for tensors that share an H."""
     pinned = tensor.pinned and tensor.k is not None
-    return measure(plan, codec, tensor, [_coding(tensor)] if pinned else codings_of(plan))
+    feedback = feedback or feedback_meter(plan, codec)
+    return measure(plan, codec, tensor, [_coding(tensor)] if pinned else codings_of(plan), feedback)
+
+
+def feedback_meter(plan: Plan, codec: TileCodec) -> FeedbackMeter | None:
+    """What measures errors of outputs; None where the budget is not spent by these."""
+    return FeedbackMeter(plan, codec.reader, codec.device) if plan.error_kind == "outputs" else None
 
 
 def codings_of(plan: Plan) -> tuple[Coding, ...]:
@@ -111,7 +129,10 @@ class _Spending:
         self.plan, self.budget, self.measured = plan, budget, measured
         self.codings = codings_of(plan)
         self.tensors = [t for t in plan.tensors if t.quantized]
-        self.experts = Counter(merged_experts(t.name) for t in self.tensors)
+        self.kind = plan.error_kind
+        self.weights: Counter[str] = Counter()  # by tensor, all experts of a layer as one
+        for tensor in self.tensors:
+            self.weights[merged_experts(tensor.name)] += element_count(tensor.shape)
         free = [t for t in self.tensors if not t.pinned]
         self.groups = tied(free, budget.ties)
         members = list(self.groups.values())
@@ -173,11 +194,15 @@ class _Spending:
         if coding != self.codings[0] and not shrinks(tensor.name, tensor.shape, tensor.dtype, k, codec):
             return np.inf
         found = self.measured[tensor.name]
-        error = found.weighted[coding] if self.budget.error == "importance" else found.noise[coding]
-        if self.budget.error == "relative":
-            # The experts of a layer count together as much as one tensor, stored in one piece or one by one.
-            error /= found.signal * self.experts[merged_experts(tensor.name)] if found.signal > 0 else 1.0
+        error = found.noise[coding] if self.kind == "none" else found.relative[coding] * self._count(tensor)
         return error * next((f for p, f in self.budget.factors if Rule(p).matches(tensor.name)), 1.0)
+
+    def _count(self, tensor: TensorPlan) -> float:
+        """How much a tensor's relative error counts, by its size. All experts of a layer count together as one tensor,
+        stored in one piece or one by one."""
+        whole = self.weights[merged_experts(tensor.name)]
+        counts = 1.0 if self.kind == "relative" else whole**COUNT_POWER
+        return float(element_count(tensor.shape) / whole * counts)
 
     def _chosen(self, allocation: Allocation) -> dict[str, Coding]:
         chosen = zip(self.groups.values(), allocation.choice, strict=True)
@@ -194,6 +219,7 @@ class _Spending:
         curve = [(8 * (size + fixed) / weights, error) for size, error in [*points[:-1:step], points[-1]]]
         choice = Choice(
             self.budget,
+            self.kind,
             _bits(now),
             sum(s.nbytes for s in chosen.shards),
             sqnr_db(sum(self.measured[t.name].signal for t in now), noise),
@@ -203,8 +229,17 @@ class _Spending:
             None if allocation.uniform is None else allocation.uniform_error,
             curve,
             {key: [t.name for t in group] for key, group in self.groups.items() if len(group) > 1},
+            self._feedback_share(now),
         )
         return chosen.with_codings({}, choice)
+
+    def _feedback_share(self, now: Sequence[TensorPlan]) -> tuple[float, float] | None:
+        if self.kind != "outputs":
+            return None
+        known = [t for t in now if self.measured[t.name].elements]
+        of_known = sum(element_count(t.shape) for t in known)
+        share = of_known / max(1, sum(element_count(t.shape) for t in now))
+        return share, sum(self.measured[t.name].elements for t in known) / max(1, of_known)
 
 
 def _bits(tensors: Iterable[TensorPlan]) -> float:

@@ -28,7 +28,8 @@ _MAX_STATES = 20_000  # partial choices of one stage of the enumeration
 _MAX_ENUMERATED = 200  # groups
 _HELPS = 1e-12  # an exchange must lower the error by this share of it: rounding is not an improvement
 MOST_BITS = 64  # per weight, of a budget: more than any K takes
-ERROR_KINDS = ("relative", "none", "importance")
+AUTO_ERROR = "auto"
+ERROR_KINDS = (AUTO_ERROR, "balanced", "outputs", "importance", "relative", "none")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ class Budget:
         bpw: bits per weight, packed words and scale bytes over the true elements of all quantized tensors; codebooks
             are not counted. Or None.
         size: bytes of all weight files of the output, whole, as they lie on the disk. Or None.
-        error: ``relative`` to each tensor's signal, so that every tensor counts the same; ``none``, the plain squared
-            error; ``importance``, the squared error weighted by column.
+        error: what is made small. ``relative``: each tensor's squared error relative to its weights, so that every
+            tensor counts the same; ``balanced``: that, and a tensor counts as the fourth root of its number of weights;
+            ``importance``: ``balanced``, with error and weights weighted by column; ``outputs``: ``balanced``, of the
+            outputs of the tensor's layer instead of its weights, by a calibration; ``none``, the plain squared error.
+            ``auto``: ``outputs`` with a calibration, else ``balanced``.
         factors: (pattern, factor) pairs: the error of the tensors that a pattern matches counts that much more. The
             first that matches is taken.
         ties: patterns whose tensors take one K, beside those that engines fuse. A regular expression with groups ties
@@ -50,7 +54,7 @@ class Budget:
 
     bpw: float | None = None
     size: int | None = None
-    error: str = "relative"
+    error: str = AUTO_ERROR
     factors: tuple[tuple[str, float], ...] = ()
     ties: tuple[str, ...] = ()
     sample: bool = False
@@ -67,6 +71,10 @@ class Budget:
         for pattern, factor in self.factors:
             if not 0 <= factor < np.inf:
                 raise BudgetError(f"the weight of '{pattern}' must be a number from 0 up, not {factor}")
+
+    def error_kind(self, *, calibrated: bool) -> str:
+        """``error``, with ``auto`` resolved by whether there is a calibration."""
+        return self.error if self.error != AUTO_ERROR else "outputs" if calibrated else "balanced"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kbitq.checkpoint.allocation import measure_tensor
+from kbitq.checkpoint.allocation import feedback_meter, measure_tensor
 from kbitq.checkpoint.output.checksums import sha256
 from kbitq.checkpoint.passes.cpu_pipeline import CpuPipeline
 from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
@@ -104,8 +104,9 @@ class ChunkWork:
     def _measure(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         reader = self._reader(held, tile_bytes(self.job.plan.options.max_memory))
         codec = TileCodec(reader, self._devices[0])
+        feedback = feedback_meter(self.job.plan, codec)
         for chunk in chunks:
-            found = measure_tensor(self.job.plan, codec, self._tensors[chunk.name])
+            found = measure_tensor(self.job.plan, codec, self._tensors[chunk.name], feedback)
             self._note(chunk, measured_json(found))
         reader.check_unchanged()
 

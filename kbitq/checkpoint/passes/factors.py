@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kbitq.calibration.statistics import Hessian
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.memory import feedback_elements
@@ -44,15 +45,20 @@ class Factors:
         expert = span.first_element // span.row_length // self.rows_of_expert(tensor) if found.experts > 1 else 0
         key = tuple(found.tensors), expert
         if self._last is None or self._last[:2] != key:
-            h = self._usable(found.matrix(expert), found.tokens_of(expert))
-            try:
-                factor = feedback.factorise(h.to(self._device))
-            except CalibrationError as error:
-                raise CalibrationError(f"{tensor.name}: {error}") from None
-            self._last = (*key, factor)
+            self._last = (*key, factorised(tensor.name, usable_hessian(found, expert).to(self._device)))
         return self._last[2]
 
-    @staticmethod
-    def _usable(h: torch.Tensor, tokens: int) -> torch.Tensor:
-        """H, or its diagonal where fewer tokens were seen than there are inputs (an expert that was rarely chosen)."""
-        return h if tokens >= len(h) else torch.diag(h.diagonal())
+
+def usable_hessian(found: Hessian, expert: int) -> torch.Tensor:
+    """H ``[in, in]`` on the CPU, or its diagonal where fewer tokens were seen than there are inputs (an expert that was
+    rarely chosen). Raises CalibrationError where it cannot be read."""
+    h = found.matrix(expert)
+    return h if found.tokens_of(expert) >= len(h) else torch.diag(h.diagonal())
+
+
+def factorised(name: str, h: torch.Tensor) -> feedback.Factor:
+    """The factor of a tensor's H, on its device. Raises CalibrationError, which names the tensor."""
+    try:
+        return feedback.factorise(h)
+    except CalibrationError as error:
+        raise CalibrationError(f"{name}: {error}") from None

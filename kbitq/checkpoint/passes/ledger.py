@@ -16,7 +16,7 @@ from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.totals import LedgerRow, kept_row
 from kbitq.checkpoint.source.open import Checkpoint, read_header
 from kbitq.checkpoint.source.side_files import RECIPE_FILE, WEIGHTS_SUFFIX
-from kbitq.choose.knapsack import Budget
+from kbitq.choose.knapsack import AUTO_ERROR
 from kbitq.choose.recipe import recipe_text, rule_text
 from kbitq.choose.selection import TensorRule
 from kbitq.codecs import codebooks
@@ -37,7 +37,7 @@ def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[LedgerRow]) 
         "kbitq": kbitq.__version__,
         **({"source": label} if is_repository(label := plan.checkpoint.storage.label) else {}),
         "options": {
-            "k": options.k, **_budget_options(options.budget), "scale": options.scale,
+            "k": options.k, **_budget_options(plan), "scale": options.scale,
             "codebook": _kind(options.codebook),
             "include": list(options.include), "exclude": list(options.exclude), "only": list(options.only),
             "keep_embeddings": options.keep_embeddings, "on_nonfinite": options.on_nonfinite,
@@ -98,12 +98,14 @@ def _files(plan: Plan) -> Iterator[dict[str, str]]:
             yield {"option": option, "name": Path(spec).name, "sha256": sha256(Path(spec))}
 
 
-def _budget_options(budget: Budget | None) -> dict[str, Any]:
+def _budget_options(plan: Plan) -> dict[str, Any]:
     """A budget as the command line has it; what is the default is left out."""
+    budget = plan.options.budget
     if budget is None:
         return {}
+    usual = replace(budget, error=AUTO_ERROR).error_kind(calibrated=plan.statistics is not None)
     given = {
-        "bpw": budget.bpw, "size": budget.size, "error": budget.error if budget.error != "relative" else None,
+        "bpw": budget.bpw, "size": budget.size, "error": plan.error_kind if plan.error_kind != usual else None,
         "weight": [f"{pattern}={repr(factor).removesuffix('.0')}" for pattern, factor in budget.factors] or None,
         "tie": list(budget.ties) or None, "sample": budget.sample or None,
     }  # fmt: skip

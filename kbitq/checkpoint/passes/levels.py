@@ -154,15 +154,6 @@ class ColumnWeights:
             return weights[expert[0]][None].contiguous()
         return weights[expert]
 
-    def unit(self, name: str, shape: Sequence[int]) -> float:
-        """What a weight of 1 in ``of`` stands for in the importance file."""
-        weights = self._prepared(name, shape)
-        if self._importance is None or weights is None or not bool(weights.any()):
-            return 1.0
-        values = self._importance.of(name, shape)
-        assert values is not None
-        return float(values.max()) / float(weights.max())
-
     def _prepared(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
         if self._importance is None:
             return None

@@ -151,6 +151,12 @@ class Plan:
         return self.statistics.of(tensor.name, tensor.shape)
 
     @property
+    def error_kind(self) -> str:
+        """What a budget makes small, as ``Budget.error`` names it; of a plan with a budget."""
+        assert self.options.budget is not None
+        return self.options.budget.error_kind(calibrated=self.statistics is not None)
+
+    @property
     def feedback_columns(self) -> int:
         """The most columns of a tensor that gets error feedback; 0 where none does."""
         wide = (matrix_shape(t.name, t.shape)[1] for t in self.tensors if self.hessian(t) is not None)

@@ -282,14 +282,22 @@ def test_weights_of_the_error(source: Path) -> None:
 
 
 def test_errors_weighted_by_importance(source: Path, tmp_path: Path) -> None:
-    quiet, loud = "model.layers.0.mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"
-    plain = kbitq.load_file(source)
-    matters = {n: torch.full((plain[n].shape[1],), 1e-6) for n in plain if n.endswith("_proj.weight")}
-    matters[loud] = torch.ones(192)  # a million times as much
-    save_file(matters, tmp_path / "i.safetensors")
-    options = QuantizeOptions(budget=Budget(bpw=3.4, error="importance"), importance=tmp_path / "i.safetensors")
-    chosen = ks(choose(plan_quantize(source, tmp_path / "o.safetensors", options)))
-    assert chosen[loud] == 8 and chosen[quiet] < 8
+    """Which columns of a tensor matter counts, and not how large a layer's activations are beside those of others."""
+    name = "model.layers.2.mlp.down_proj.weight"
+    tensors = kbitq.load_file(source)
+    tensors[name][:, :32] = 0.02  # blocks of one value, which K = 2 has already
+    save_file(tensors, source)
+
+    def chosen(important: torch.Tensor) -> dict[str, int]:
+        matters = {n: torch.ones(tensors[n].shape[1]) for n in tensors if n.endswith("_proj.weight")}
+        save_file({**matters, name: important}, tmp_path / "i.safetensors")
+        options = QuantizeOptions(budget=Budget(bpw=3.4, error="importance"), importance=tmp_path / "i.safetensors")
+        return ks(choose(plan_quantize(source, tmp_path / "o.safetensors", options)))
+
+    alike, first = torch.ones(192), torch.full((192,), 1e-6)
+    first[:32] = 1.0
+    assert chosen(alike) == chosen(1e6 * alike)
+    assert chosen(first)[name] == 2 < chosen(alike)[name]
 
 
 def test_a_rule_pins_a_k_within_a_budget(source: Path) -> None:
