@@ -19,16 +19,20 @@ _LABELLED_LEFT = ("Q2_K", "IQ2_S", "IQ3_S", "MXFP4", "IQ4_XS")  # formats that h
 Points = Sequence[tuple[float, float]]  # (bits per weight, SQNR in dB)
 
 
-def curve(sides: Sequence[Side], uniform: Points, normal: Points) -> Spec:
+def curve(sides: Sequence[Side], uniform: Mapping[str, Points], normal: Mapping[str, Points]) -> Spec:
     """SQNR less 6.02 dB a bit, by bits: up is better, and 0 is the limit for independent normal values.
 
     Args:
         sides: the checkpoints, each with a mark of its own, and a dot for each tensor.
-        uniform: the source with one K for all; empty where it is not known.
+        uniform: by codec, the source with one K for all; empty where it is not known.
         normal: the same of N(0,1).
     """
-    lines = [_point(bits, db, "one K, normal weights") for bits, db in normal]
-    lines += [_point(bits, db, "one K, these weights") for bits, db in uniform]
+    lines = [
+        {**_point(bits, db, f"{codec}, one K, {weights} weights"), "codec": codec, "weights": weights}
+        for weights, curves in (("normal", normal), ("these", uniform))
+        for codec, points in curves.items()
+        for bits, db in points
+    ]
     dots = [
         {**_point(r["bits_per_weight"], r["sqnr_db"], side.name), "name": r["name"], "k": str(r["k"]), "key": side.key}
         for side in sides
@@ -38,7 +42,7 @@ def curve(sides: Sequence[Side], uniform: Points, normal: Points) -> Spec:
     x = {**_BITS, "scale": {"zero": False, "nice": False, "padding": 18}, "axis": {"format": "~g", "tickCount": 7}}
     return chart(
         height=340, encoding={"x": x, "y": _UP},
-        layer=[_lines(lines), *_others(), _dots(sides, dots), *_marks(sides)],
+        layer=[_lines(lines), _codec_names(lines), *_others(), _dots(sides, dots), *_marks(sides)],
         resolve={"scale": {"color": "independent", "shape": "independent"}},
     )  # fmt: skip
 
@@ -53,17 +57,30 @@ _POINT_TIPS = {"bits": "Bits per weight", "db": "SQNR", "off_text": "From the li
 
 
 def _lines(values: list[Row]) -> Spec:
-    names = list(dict.fromkeys(v["curve"] for v in values))
+    """A curve for each codec, which its dash tells, on normal weights and on these, which its colour tells."""
+    codecs, weights = (list(dict.fromkeys(v[field] for v in values)) for field in ("codec", "weights"))
+    legend = {"orient": "top", "columns": 3, "labelLimit": 300}
     colour = {
-        "field": "curve", "type": "nominal", "title": None,
-        "legend": {"orient": "top", "columns": 1, "labelLimit": 300},
-        "scale": {"domain": names, "range": ["var(--muted)", "var(--third)"][: len(names)]},
+        "field": "weights", "type": "nominal", "title": "one K, weights:", "legend": legend,
+        "scale": {"domain": weights, "range": ["var(--muted)", "var(--third)"][: len(weights)]},
+    }  # fmt: skip
+    dash = {
+        "field": "codec", "type": "nominal", "title": None, "legend": None,
+        "scale": {"domain": codecs, "range": [[1, 0], [6, 3], [2, 2]][: len(codecs)]},
     }  # fmt: skip
     return {
         "data": {"values": values},
         "mark": {"type": "line", "point": {"size": 20}, "strokeWidth": 1.5},
-        "encoding": {"color": colour, "tooltip": tips(curve="Curve", **_POINT_TIPS)},
+        "encoding": {"color": colour, "strokeDash": dash, "tooltip": tips(curve="Curve", **_POINT_TIPS)},
     }
+
+
+def _codec_names(values: list[Row]) -> Spec:
+    """The name of each codec at the end of its curve, if there are several."""
+    last = {v["codec"]: v for v in sorted(values, key=lambda v: v["bpw"])}
+    mark = {"type": "text", "align": "right", "dy": -12, "fontSize": 11, "fontWeight": "bold", "color": "var(--muted)"}
+    points = list(last.values()) if len(last) > 1 else []
+    return {"data": {"values": points}, "mark": mark, "encoding": {"text": {"field": "codec"}}}
 
 
 def _others() -> list[Spec]:

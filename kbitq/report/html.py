@@ -16,10 +16,12 @@ from typing import Any
 
 from kbitq.checkpoint.inspection import InspectReport, inspect
 from kbitq.checkpoint.output.extra_output import check_extra_output, write_extra_output
+from kbitq.checkpoint.plan.totals import codec_of
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import Storage
+from kbitq.codecs.base import bits_per_weight, codec_names, get_codec
 from kbitq.errors import BuildError
-from kbitq.format import DEFAULT_CODEC, K_MAX, K_MIN
+from kbitq.format import DEFAULT_CODEC
 from kbitq.report import charts, curves, facts, tensor_charts
 from kbitq.report.difference import difference
 from kbitq.report.expected import CHANGES, STEPS, expected_db, step_names
@@ -74,8 +76,9 @@ def page_data(sides: Sequence[Side], against: str | Path | Storage | None, progr
     """Everything that the page's scripts show, as JSON."""
     compared = difference(sides[0].report.tensors, sides[1].report.tensors) if len(sides) > 1 else None
     names = {row["name"] for side in sides for row in side.rows}
-    uniform = _uniform(against, names, progress) if against is not None else []
-    normal = [(k + 0.25, expected_db(DEFAULT_CODEC, k, "optimal", "mse") or 0.0) for k in range(K_MIN, K_MAX + 1)]
+    codecs = _codecs(sides)
+    uniform = {c: _uniform(against, names, c, progress) for c in codecs} if against is not None else {}
+    normal = {c: [(_bits(c, k), expected_db(c, k, "optimal", "mse") or 0.0) for k in get_codec(c).ks] for c in codecs}
     placed = {row["name"]: charts.place_of(row) for side in reversed(sides) for row in side.rows}
     drawn = {
         "heat": charts.heat(sides[0]) if compared is None else charts.changes(compared, placed),
@@ -109,15 +112,27 @@ def _usage(sides: Sequence[Side], against: str | Path | Storage | None, progress
     return found
 
 
-def _uniform(source: str | Path | Storage, names: set[str], progress: Watch) -> list[tuple[float, float]]:
-    """(bits per weight, SQNR) of the source's same tensors at each K for all of them, from a sample."""
-    found = inspect(source, ks=tuple(range(K_MIN, K_MAX + 1)), sample=True, progress=progress)
+def _codecs(sides: Sequence[Side]) -> list[str]:
+    """Those that curves are drawn of: ``planes``, and what these checkpoints are coded with."""
+    used = {codec_of(row) for side in sides for row in side.rows}
+    return [codec for codec in codec_names() if codec == DEFAULT_CODEC or codec in used]
+
+
+def _bits(codec: str, k: int) -> float:
+    """Bits per weight of a large matrix."""
+    return bits_per_weight(codec, "weight", (1024, 1024), k)
+
+
+def _uniform(source: str | Path | Storage, names: set[str], codec: str, progress: Watch) -> list[tuple[float, float]]:
+    """(bits per weight, SQNR) of the source's same tensors at each K of a codec for all of them, from a sample."""
+    ks = tuple(get_codec(codec).ks)
+    found = inspect(source, ks=ks, sample=True, progress=progress, codec=codec)
     rows = [(r, would) for r in found.tensors if (would := r["would"]) and r["name"] in names]
     points = []
-    for k in range(K_MIN, K_MAX + 1):
+    for k in ks:
         decibels = mean_sqnr_db({**r, "sqnr_db": would[k]["sqnr_db"]} for r, would in rows)
         if decibels is not None:
-            points.append((k + 0.25, decibels))
+            points.append((_bits(codec, k), decibels))
     return points
 
 

@@ -19,7 +19,8 @@ from kbitq.errors import BuildError, CheckpointError
 from kbitq.eval.perplexity import Divergence, Evaluation
 from kbitq.eval.record import save_evaluation
 from kbitq.report.expected import STEPS, expected_db, step_of
-from kbitq.report.html import write_page
+from kbitq.report.html import page_data, write_page
+from kbitq.report.side import read_side
 
 pytest.importorskip("vl_convert", reason="the package vl-convert-python is not installed")
 
@@ -363,3 +364,15 @@ def test_what_has_no_page(made: tuple[Path, Path], tmp_path: Path, monkeypatch: 
     with pytest.raises(BuildError, match="needs the package vl_convert") as raised:
         write_page(made[1], tmp_path / "page.html")
     assert "kbitq[html]" in raised.value.hint
+
+
+def test_each_codec_has_its_curves(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of normal weights and of these, for `planes` and for what the checkpoint is coded with."""
+    out = tmp_path / "trellis.safetensors"
+    run(plan_quantize(made[0], out, QuantizeOptions(k=2, codec="trellis")))
+    lines, names = page_data([read_side("A", out, made[0], None)], made[0])["charts"]["curve"]["layer"][:2]
+    found = {(v["codec"], v["weights"]): 0 for v in lines["data"]["values"]}
+    for value in lines["data"]["values"]:
+        found[value["codec"], value["weights"]] += 1
+    assert found == {("planes", w): 7 for w in ("normal", "these")} | {("trellis", w): 4 for w in ("normal", "these")}
+    assert {v["codec"] for v in names["data"]["values"]} == {"planes", "trellis"}
