@@ -36,7 +36,7 @@ def find(source: Path, *, stream: bool = False) -> Found:
     Raises HubError where there is neither.
     """
     text = str(source)
-    if os.path.lexists(source) or not _LIKE_A_REPOSITORY.fullmatch(text) or text.endswith(".safetensors"):
+    if os.path.lexists(source) or not _LIKE_A_REPOSITORY.fullmatch(text) or text.endswith((".safetensors", ".gguf")):
         return Found(source)
     from kbitq import hub
 

@@ -10,6 +10,7 @@ from kbitq.cli.options.signature import spread
 EPILOG = parsing.examples(
     "kbitq dequantize model-kbitq-k3.safetensors -o restored.safetensors",
     "kbitq dequantize ./llama-k4 -o ./llama-restored --dtype bfloat16",
+    "kbitq dequantize llama-Q4_K_M.gguf -o ./llama-bf16 --dtype bfloat16",
 )
 
 
@@ -22,7 +23,7 @@ def command(
     *,
     talk: Printing,
 ) -> None:
-    """Turn a quantized checkpoint back into an ordinary one that any tool loads.
+    """Turn a quantized checkpoint back into an ordinary one that any tool loads: kbitq's, or another tool's format.
 
     Names and shapes are those of the source, and so are the dtypes unless --dtype is given.
     """

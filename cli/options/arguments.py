@@ -14,7 +14,8 @@ Source = Annotated[
     files.READ,
     typer.Argument(
         metavar="SRC",
-        help="A .safetensors file, a folder with one (or shards and an index), or org/name\\[@revision] on the Hub.",
+        help="A .safetensors or .gguf file, a folder with one (or shards and an index), "
+        "or org/name\\[@revision] on the Hub.",
         autocompletion=parsing.complete_path,
         show_default=False,
     ),
@@ -24,7 +25,7 @@ Checkpoint = Annotated[
     files.READ,
     typer.Argument(
         metavar="PATH",
-        help="A .safetensors file, a folder, or org/name\\[@revision] on the Hub; quantized or not.",
+        help="A .safetensors or .gguf file, a folder, or org/name\\[@revision] on the Hub; quantized or not.",
         autocompletion=parsing.complete_path,
         show_default=False,
     ),

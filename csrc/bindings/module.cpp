@@ -5,6 +5,7 @@ PYBIND11_MODULE(_C, m) {
     kbitq::bind_runtime(m);
     kbitq::bind_codec(m);
     kbitq::bind_formats(m);
+    kbitq::bind_gguf(m);
     kbitq::bind_linear(m);
     kbitq::bind_tiles(m);
     kbitq::bind_nf4(m);

@@ -8,6 +8,8 @@ function(kbitq_simd_sources target)
   endif()
   target_sources(${target} PRIVATE ops/codec/kernels_avx2.cpp ops/codec/kernels_avx512.cpp
                                    ops/formats/code_stream_avx2.cpp ops/formats/code_stream_avx512.cpp
+                                   ops/formats/gguf_decode_avx2.cpp ops/formats/gguf_decode_avx512.cpp
+                                   ops/formats/gguf_linear_avx2.cpp ops/formats/gguf_linear_avx512.cpp
                                    ops/linear/linear_avx2.cpp ops/linear/linear_avx512.cpp
                                    ops/nf4/nf4_avx2.cpp ops/nf4/nf4_avx512.cpp)
   set_source_files_properties(ops/codec/kernels_avx2.cpp ops/formats/code_stream_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mbmi2")
@@ -16,6 +18,12 @@ function(kbitq_simd_sources target)
   set_source_files_properties(ops/linear/linear_avx2.cpp ops/nf4/nf4_avx2.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
   set_source_files_properties(ops/linear/linear_avx512.cpp ops/nf4/nf4_avx512.cpp PROPERTIES
+                              COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mbmi2")
+  set_source_files_properties(ops/formats/gguf_decode_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mbmi2")
+  set_source_files_properties(ops/formats/gguf_decode_avx512.cpp PROPERTIES
+                              COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mf16c;-mbmi2")
+  set_source_files_properties(ops/formats/gguf_linear_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
+  set_source_files_properties(ops/formats/gguf_linear_avx512.cpp PROPERTIES
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mbmi2")
   check_cxx_compiler_flag(-mavx512bf16 KBITQ_COMPILES_AVX512_BF16)  # since GCC 10
   if(KBITQ_COMPILES_AVX512_BF16)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kbitq.errors import CheckpointError
-from kbitq.format import CONFIG_KEY, element_count, tensor_nbytes
+from kbitq.format import CONFIG_KEY, element_count, matrix_shape, tensor_nbytes
 from kbitq.text_safety import shown
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class ForeignWeight(Protocol):
         name: of the weight, as an unquantized checkpoint has it.
         shape: of it.
         dtype: what it decodes to, in safetensors' spelling.
-        scheme: how messages and the ledger call what it was: ``GPTQ, 4 bits, groups of 128``.
+        scheme: how messages and the ledger call what it was: ``GPTQ, 4 bits, groups of 128``; empty for numbers that
+            were only moved.
         stored: names of the stored tensors that it is made of, the largest first.
     """
 
@@ -79,7 +80,7 @@ class ForeignWeight(Protocol):
     def stored(self) -> tuple[str, ...]: ...
 
     def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
-        """Rows ``[first_row, first_row + rows)`` of the weight's matrix (``format.matrix_shape``), ``[rows, cols]``.
+        """Rows ``[first_row, first_row + rows)`` of the weight's matrix (``matrix_of``), ``[rows, cols]``.
 
         Exactly what the format's own package decodes them to, in ``dtype``. Raises CheckpointError for values that
         point outside the tensors.
@@ -202,6 +203,11 @@ def plain_nbytes(weight: ForeignWeight) -> int:
 def groups_text(size: int, cols: int) -> str:
     """How a scheme calls its groups of columns."""
     return "a scale for each row" if size >= cols else f"groups of {size}"
+
+
+def matrix_of(weight: ForeignWeight) -> tuple[int, int]:
+    """Rows and columns that a weight is decoded by; a vector is one row."""
+    return matrix_shape(weight.name, weight.shape) if len(weight.shape) > 1 else (1, element_count(weight.shape))
 
 
 def check_rows(catalogue: Catalogue, weight: ForeignWeight, rows: int) -> None:

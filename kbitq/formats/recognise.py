@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kbitq.format import matrix_shape
-from kbitq.formats import awq, bitsandbytes, compressed_tensors, gptq, hqq, mlx, torchao
-from kbitq.formats.base import Catalogue, Found, check_rows
+from kbitq.formats import awq, bitsandbytes, compressed_tensors, gptq, hqq, mlx, modelopt, mxfp4, torchao
+from kbitq.formats.base import Catalogue, Found, check_rows, matrix_of
+from kbitq.formats.gguf import weights as gguf
 from kbitq.text_safety import shown
 
 Recognise = Callable[[Catalogue], Found]
@@ -17,7 +17,10 @@ FORMATS: tuple[Recognise, ...] = (
     bitsandbytes.recognise,
     hqq.recognise,
     mlx.recognise,
+    modelopt.recognise,
+    mxfp4.recognise,
     torchao.recognise,
+    gguf.recognise,
 )
 
 
@@ -42,4 +45,4 @@ def _check(catalogue: Catalogue, found: Found) -> None:
         if weight.name in names or (weight.name in catalogue.tensors and weight.name not in taken):
             raise catalogue.broken(weight.stored[0], f"{shown(weight.name)}, which it decodes to, is there twice")
         names.add(weight.name)
-        check_rows(catalogue, weight, matrix_shape(weight.name, weight.shape)[0])
+        check_rows(catalogue, weight, matrix_of(weight)[0])

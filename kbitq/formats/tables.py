@@ -10,10 +10,13 @@ _EXPONENT_BIAS = 127
 
 
 def table(name: str) -> Tensor | None:
-    """The values of all codes, float32 ``[2^bits]``: ``e2m1``, ``e4m3``, ``e5m2``, ``int8``; None for ``""``, where a
-    code stands for itself."""
-    if name == "e2m1":
-        return torch.tensor(_E2M1 + [-value for value in _E2M1])
+    """The values of all codes, float32 ``[2^bits]``; None for ``""``, where a code stands for itself.
+
+    Names: ``e2m1``, ``e2m1_one_zero`` (its -0 is 0), ``e4m3``, ``e5m2``, ``int8``.
+    """
+    if name.startswith("e2m1"):
+        negative = [-value for value in _E2M1]
+        return torch.tensor(_E2M1 + ([0.0, *negative[1:]] if name == "e2m1_one_zero" else negative))
     codes = torch.arange(256, dtype=torch.uint8)
     views = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
     return codes.view(views[name]).float() if name else None

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import kbitq
 from helpers.checkpoints import bytes_of, gaussian, read_header, write_folder
+from helpers.gguf_file import f32, finite_blocks, gguf_bytes
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
 from kbitq.checkpoint.passes import journal, journal_lines
 from kbitq.checkpoint.source.header import parse_header
@@ -167,6 +168,35 @@ def test_json_files_nearly_right(quantized: dict[str, bytes], data: st.DataObjec
         else:
             path.write_bytes(shaken(data, raw))
         everything(folder)
+
+
+GGUF = gguf_bytes(
+    {
+        "general.architecture": "llama",
+        "llama.attention.head_count": 2,
+        "llama.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.scores": [0.0, -1.0, -2.0],
+    },
+    {
+        "blk.0.attn_q.weight": ("Q4_0", (8, 64), finite_blocks("Q4_0", 16).tobytes()),
+        "blk.0.ffn_gate_exps.weight": ("Q8_0", (2, 4, 64), finite_blocks("Q8_0", 16).tobytes()),
+        "rope_freqs.weight": f32([1.0, 2.0]),
+    },
+)
+
+
+@many
+@given(data=st.data())
+def test_gguf_files_nearly_right(data: st.DataObject) -> None:
+    file = bytearray(GGUF)
+    for _ in range(data.draw(st.integers(1, 6))):
+        file[data.draw(st.integers(0, 600))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        path.write_bytes(file[: data.draw(st.integers(0, len(file)))] if data.draw(st.booleans()) else file)
+        answered(lambda: run(plan_quantize(path, Path(folder) / "out", QuantizeOptions(k=2))))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from formats.makers.cases import digest
 
 DATA = Path(__file__).parent / "data"
-FORMATS = ("gptq", "awq", "compressed_tensors", "bitsandbytes", "hqq", "mlx", "torchao")
+FORMATS = ("gptq", "awq", "compressed_tensors", "bitsandbytes", "hqq", "mlx", "modelopt", "mxfp4", "torchao")
 
 
 def main(names: list[str]) -> None:

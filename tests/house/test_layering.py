@@ -218,7 +218,8 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "codecs": {"cpu", "cuda", "format"},
     "ops/codec": {"codecs", "cpu", "cuda", "format"},
     "ops/linear": {"codecs", "cpu", "cuda", "format"},
-    "ops/formats": {"cpu", "format"},
+    "formats": {"format"},
+    "ops/formats": {"formats", "cpu", "cuda", "format"},
     "ops/nf4": {"cpu", "cuda", "format"},
     "bindings": {"ops/codec", "ops/formats", "ops/linear", "ops/nf4", "codecs", "cpu", "cuda", "format"},
 }

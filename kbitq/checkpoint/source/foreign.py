@@ -41,7 +41,8 @@ def schemes(weights: list[ForeignWeight]) -> dict[str, int]:
     """How many weights a checkpoint has of each scheme, the most frequent first."""
     counts: dict[str, int] = {}
     for weight in weights:
-        counts[weight.scheme] = counts.get(weight.scheme, 0) + 1
+        if weight.scheme:
+            counts[weight.scheme] = counts.get(weight.scheme, 0) + 1
     return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
 

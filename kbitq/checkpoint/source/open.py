@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kbitq.checkpoint.source.gguf_storage import GgufStorage, as_gguf
 from kbitq.checkpoint.source.header import (
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
@@ -26,7 +27,6 @@ from kbitq.text_safety import shown
 
 MAX_CONFIG_BYTES = 16_000_000
 _OTHER_FILES = {
-    ".gguf": "a GGUF file of llama.cpp",
     ".onnx": "an ONNX model",
     ".h5": "an HDF5 file of Keras",
     ".tflite": "a TensorFlow Lite model",
@@ -128,13 +128,15 @@ class Checkpoint:
 
 def open_checkpoint(source: str | os.PathLike[str] | Storage) -> Checkpoint:
     """Open a file, a folder, or anything with the methods of ``Storage``. Raises CheckpointError."""
-    storage = open_storage(source) if isinstance(source, str | os.PathLike) else source
+    storage = as_gguf(open_storage(source) if isinstance(source, str | os.PathLike) else source)
     if storage.single is not None:
         return _assemble(storage, storage.name, [storage.single])
     names = storage.names()
-    index = _index_of(storage, names)
+    index = None if isinstance(storage, GgufStorage) else _index_of(storage, names)
     weight_map = read_index(storage, index) if index is not None else {}
-    if index is not None:
+    if isinstance(storage, GgufStorage):
+        stem, files = "model", storage.files
+    elif index is not None:
         stem, files = _indexed_files(storage, names, index, weight_map)
     else:
         stem, files = _files_without_index(storage, names)
@@ -148,6 +150,8 @@ def open_checkpoint(source: str | os.PathLike[str] | Storage) -> Checkpoint:
     others = sort_files(names, files)
     checkpoint.carried = others.carried
     checkpoint.carried_sizes = {name: _file_size(storage, name) for name in others.carried}
+    if isinstance(storage, GgufStorage):
+        checkpoint.notes += storage.notes
     checkpoint.notes += [f"not carried over: {note}" for note in storage.skipped()] + others.notes
     return checkpoint
 
@@ -161,7 +165,9 @@ def _file_size(storage: Storage, name: str) -> int:
 
 
 def read_header(storage: Storage, name: str) -> tuple[Header, Fingerprint]:
-    """Read and check the header of one safetensors file."""
+    """Read and check the header of one file."""
+    if isinstance(storage, GgufStorage):
+        return storage.header(name)
     file = storage.open(name)
     try:
         prefix = bytearray(min(LENGTH_BYTES, file.size))

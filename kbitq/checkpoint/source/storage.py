@@ -218,7 +218,7 @@ def local_path(source: str | os.PathLike[str] | Storage) -> Path | None:
         return Path(source)
     if isinstance(source, LocalFileStorage):
         return source.given
-    return source.root if isinstance(source, LocalFolderStorage) else None
+    return source.root if isinstance(source, LocalFolderStorage) else getattr(source, "given", None)
 
 
 def hub_cache_blobs(folder: Path) -> Path | None:

@@ -19,7 +19,7 @@ from kbitq.checkpoint.source.open_files import OpenFiles
 from kbitq.checkpoint.source.spans import Span, spans
 from kbitq.checkpoint.source.stored_values import TensorValues
 from kbitq.format import BLOCK, matrix_shape, stored_dtype
-from kbitq.formats.base import ForeignWeight
+from kbitq.formats.base import ForeignWeight, matrix_of
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
@@ -153,7 +153,7 @@ class TileReader:
 
     def _decode_into(self, tensor: SourceTensor, weight: ForeignWeight, start: int, target: torch.Tensor) -> None:
         """Fill ``target`` with bytes of a decoded weight: its rows that they lie in are decoded."""
-        rows, cols = matrix_shape(tensor.name, tensor.shape)
+        rows, cols = matrix_of(weight)
         row_bytes = cols * stored_dtype(tensor.dtype).bits // 8
         done, limit = 0, max(1, self.tile_bytes // max(row_bytes, 1))
         while done < target.numel():

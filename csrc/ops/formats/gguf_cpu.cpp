@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <vector>
+
+#include "cpu/element.h"
+#include "cpu/parallel.h"
+#include "cpu/simd_level.h"
+#include "formats/gguf_blocks.h"
+#include "ops/formats/gguf_kernels.h"
+
+namespace kbitq {
+namespace {
+
+constexpr int64_t kGrainValues = 32'768;  // some ten microseconds
+
+GgufDecode decode_kernel() {
+    switch (simd_level()) {
+#if defined(KBITQ_X86)
+        case SimdLevel::avx512: return kAvx512GgufDecode;
+        case SimdLevel::avx2: return kAvx2GgufDecode;
+#endif
+        default: return kScalarGgufDecode;
+    }
+}
+
+GgufLinear linear_kernel() {
+    switch (simd_level()) {
+#if defined(KBITQ_X86)
+        case SimdLevel::avx512: return kAvx512GgufLinear;
+        case SimdLevel::avx2: return kAvx2GgufLinear;
+#endif
+        default: return kScalarGgufLinear;
+    }
+}
+
+void widen_rows(const GgufLinearArgs& a, float* x, float* sums) {
+    const int64_t count = a.experts * a.batch * a.cols;
+    for (int64_t first = 0; first < count; first += kGroup) {
+        float sum = 0.0f;
+        for (int64_t i = first; i < first + kGroup; ++i) sum += x[i] = read_element(a.x, a.dtype, i);
+        sums[first / kGroup] = sum;
+    }
+}
+
+}  // namespace
+
+GgufSizes gguf_sizes(int type) {
+    GgufSizes sizes{0, 0};
+    with_gguf_block(type, [&](auto block) { sizes = {block.kValues, block.kBytes}; });
+    return sizes;
+}
+
+void decode_gguf_cpu(const GgufDecodeArgs& a, int threads) {
+    const GgufDecode decode = decode_kernel();
+    parallel_for(a.count, kGrainValues / gguf_sizes(a.type).values, threads,
+                 [&](int64_t begin, int64_t end) { decode(a, begin, end); });
+}
+
+void linear_gguf_cpu(const GgufLinearArgs& a, int threads) {
+    // Kept: a decode step calls this with the same sizes again and again.
+    static thread_local std::vector<float> x, sums;
+    const auto count = static_cast<size_t>(a.experts * a.batch * a.cols);
+    x.resize(std::max(x.size(), count));
+    sums.resize(std::max(sums.size(), count / kGroup));
+    widen_rows(a, x.data(), sums.data());
+    const GgufRows rows{x.data(), sums.data()};
+    const GgufLinear linear = linear_kernel();
+    parallel_for_in_turn(a.experts * a.rows, kGrainValues / (a.cols + 1) + 1, threads,
+                         [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
+}
+
+}  // namespace kbitq

@@ -1,0 +1,178 @@
+"""GGUF files as a folder of Hugging Face's: their tensors under its names, config.json and the tokenizer rebuilt.
+
+The rebuilt files exist in memory only; where the folder has files of those names, these are taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+from kbitq.checkpoint.source.header import Header, TensorRef
+from kbitq.checkpoint.source.storage import ByteFile, Fingerprint, LocalFileStorage, LocalFolderStorage, Storage
+from kbitq.errors import CheckpointError
+from kbitq.format import CONFIG_FILE
+from kbitq.formats.gguf import config, names, tokenizer, weights
+from kbitq.formats.gguf.container import SPLIT, SUFFIX, GgufFile, GgufTensor, read_gguf
+from kbitq.formats.gguf.names import Named
+from kbitq.text_safety import shown
+
+_MOST_FLOATS = 4096
+
+
+class MemoryFile:
+    """Bytes as a file of a checkpoint."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self.where, self.size, self._data = where, len(data), data
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        if not 0 <= offset <= self.size - len(buffer):
+            raise CheckpointError(f"{self.where} ends before byte {offset + len(buffer):,}")
+        buffer[:] = self._data[offset : offset + len(buffer)]
+
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(self.size, hashlib.sha256(self._data).hexdigest())
+
+    def close(self) -> None:
+        pass
+
+
+class GgufStorage:
+    """One GGUF file, or a whole set ``-00001-of-0000N``, of another storage.
+
+    Attributes:
+        files: of the set, in order.
+        notes: sentences about what could not be rebuilt.
+        given: the file or folder on this machine that the user named, if any.
+    """
+
+    single = None
+
+    def __init__(self, inner: Storage, files: list[str], given: Path | None) -> None:
+        self._inner, self.files, self.given = inner, files, given
+        split = SPLIT.fullmatch(files[0])
+        self.name = split["stem"] if split else files[0].removesuffix(SUFFIX)
+        self.label, self.distant = inner.label, inner.distant
+        self.where = str(given.parent) if given is not None and inner.single else inner.where
+        self._alone = inner.single is not None or (given is not None and given.suffix == SUFFIX)
+        self._headers, made, self.notes = _read(inner, files)
+        present = set(self._others())
+        self._made = {name: data for name, data in made.items() if name not in present}
+
+    def _others(self) -> list[str]:
+        """Files beside the weights that belong to them: none where the user named a file and no folder."""
+        return [] if self._alone else self._inner.names()
+
+    def names(self) -> list[str]:
+        return sorted({*self.files, *self._made, *self._others()})
+
+    def skipped(self) -> list[str]:
+        return [] if self._alone else self._inner.skipped()
+
+    def open(self, name: str) -> ByteFile:
+        if name in self._made:
+            return MemoryFile(self._made[name], f"{self.where}/{name}")
+        return self._inner.open(name)
+
+    def header(self, name: str) -> tuple[Header, Fingerprint]:
+        """What ``read_header`` says of a safetensors file."""
+        return self._headers[name]
+
+
+def as_gguf(storage: Storage) -> Storage:
+    """The storage of GGUF files behind a source that has no other weights; any other storage as it is."""
+    if isinstance(storage, LocalFileStorage):
+        if not storage.given.name.endswith(SUFFIX):
+            return storage
+        split = SPLIT.fullmatch(storage.given.name)
+        if split is None or int(split["count"]) == 1:
+            return GgufStorage(storage, [storage.given.name], storage.given)
+        folder = LocalFolderStorage(storage.given.parent)
+        return GgufStorage(folder, _whole_set(folder, folder.names(), split["stem"], split["count"]), storage.given)
+    if storage.single is not None:
+        return storage
+    listed = storage.names()
+    top = [name for name in listed if "/" not in name and name.endswith(SUFFIX)]
+    if not top or any(name.endswith(".safetensors") and "/" not in name for name in listed):
+        return storage
+    given = storage.root if isinstance(storage, LocalFolderStorage) else None
+    return GgufStorage(storage, _only_set(storage, top), given)
+
+
+def _only_set(storage: Storage, top: list[str]) -> list[str]:
+    splits = [SPLIT.fullmatch(name) for name in top]
+    if len(top) == 1 and splits[0] is None:
+        return top
+    kinds = {(m["stem"], m["count"]) if m else None for m in splits}
+    if len(kinds) != 1 or (kind := kinds.pop()) is None:
+        raise CheckpointError(
+            f"{storage.where} has {len(top)} GGUF files of several models: {', '.join(map(shown, top[:5]))}",
+            hint="give one of the files as the source",
+        )
+    return _whole_set(storage, top, *kind)
+
+
+def _whole_set(storage: Storage, listed: list[str], stem: str, count: str) -> list[str]:
+    files = [f"{stem}-{i + 1:05d}-of-{count}{SUFFIX}" for i in range(int(count))]
+    present = set(listed)
+    if missing := [name for name in files if name not in present]:
+        raise CheckpointError(f"{storage.where}/{shown(missing[0])} is missing", hint="download the checkpoint again")
+    return files
+
+
+def _read(
+    storage: Storage, files: list[str]
+) -> tuple[dict[str, tuple[Header, Fingerprint]], dict[str, bytes], list[str]]:
+    """Headers by file, rebuilt files by name, and notes."""
+    parsed: list[tuple[GgufFile, Fingerprint]] = []
+    for name in files:
+        file = storage.open(name)
+        try:
+            parsed.append((read_gguf(file), file.fingerprint()))
+        finally:
+            file.close()
+    metadata = parsed[0][0].metadata
+    named = [names.hugging_face_names(metadata, one.tensors) for one, _ in parsed]
+    everything = [n for found, _ in named for n in found]
+    headers = {}
+    for i, (name, (one, fingerprint)) in enumerate(zip(files, parsed, strict=True)):
+        told = {weights.METADATA_KEY: weights.announced(everything)} if i == 0 else {}
+        headers[name] = Header(tuple(map(_ref, named[i][0])), told, one.data_start), fingerprint
+    made, notes = _rebuilt(storage, files, [one for one, _ in parsed])
+    unknown = [name for _, names_ in named for name in names_]
+    if unknown and CONFIG_FILE in made:
+        notes.append(f"{len(unknown)} tensors keep llama.cpp's names, such as {shown(unknown[0])}")
+    return headers, made, notes
+
+
+def _ref(named: Named) -> TensorRef:
+    if named.as_it_is:
+        plain = named.tensor.type.plain
+        assert plain is not None
+        return TensorRef(named.name, plain, named.shape, named.offset, named.nbytes)
+    return TensorRef(named.name, "U8", weights.stored_shape(named), named.offset, named.nbytes)
+
+
+def _rebuilt(storage: Storage, files: list[str], parsed: list[GgufFile]) -> tuple[dict[str, bytes], list[str]]:
+    place = {t.name: (name, t) for name, one in zip(files, parsed, strict=True) for t in one.tensors}
+
+    def floats(tensor: GgufTensor) -> list[float]:
+        if tensor.type.plain != "F32" or tensor.nbytes > 4 * _MOST_FLOATS:
+            return []
+        file = storage.open(place[tensor.name][0])
+        try:
+            data = bytearray(tensor.nbytes)
+            file.read_into(memoryview(data), tensor.offset)
+        finally:
+            file.close()
+        return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+    metadata = parsed[0].metadata
+    fields, notes = config.config_of(metadata, {name: t for name, (_, t) in place.items()}, floats)
+    contents, missing = tokenizer.tokenizer_files(metadata)
+    made = {name: config.json_text(value) for name, value in contents.items()}
+    if fields is not None:
+        made[CONFIG_FILE] = config.json_text(fields)
+    return made, notes + missing

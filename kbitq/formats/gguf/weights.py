@@ -1,0 +1,130 @@
+"""GGUF's weights under the protocol of ``formats.base``. Imports torch where it decodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kbitq.format.ggml_types import BY_NAME, GgmlType
+from kbitq.formats.base import Catalogue, Found, StoredValues
+from kbitq.formats.gguf.names import Named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METADATA_KEY = "gguf"
+DECODED_DTYPE = "F32"  # what ggml decodes blocks to
+_MOST_HEAD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class GgufWeight:
+    """A weight in blocks, or one that llama.cpp turned round.
+
+    ``stored`` has uint8 ``[rows, bytes of a row]``, or one row for a vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: str
+    stored: tuple[str, ...]
+    type: GgmlType
+    heads: int
+    less: int
+    transposed: bool
+
+    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+        if self.transposed:
+            return self._columns(values, first_row, rows)
+        if self.heads:
+            return self._values(self._permuted(values, first_row, rows))
+        return self._values(values.rows(self.stored[0], first_row, rows))
+
+    def _values(self, raw: Tensor) -> Tensor:
+        """Values of rows of bytes."""
+        from kbitq.ops import gguf
+
+        cols = raw.shape[1] // self.type.nbytes * self.type.values
+        if self.type.plain is not None:
+            decoded = gguf.plain(raw, self.type.name)
+        else:
+            decoded = gguf.dequantize(raw, self.type.name, (raw.shape[0], cols))
+        return decoded - self.less if self.less else decoded
+
+    def _permuted(self, values: StoredValues, first: int, count: int) -> Tensor:
+        """Bytes of rows in Hugging Face's order: of a head first the even ones of llama.cpp's, then the odd ones."""
+        size = self.shape[0] // self.heads
+        start, stop = first // size * size, -(-(first + count) // size) * size
+        raw = values.rows(self.stored[0], start, stop - start)
+        turned = raw.view(-1, size // 2, 2, raw.shape[1]).swapaxes(1, 2).reshape(stop - start, raw.shape[1])
+        return turned[first - start : first - start + count].contiguous()
+
+    def _columns(self, values: StoredValues, first: int, count: int) -> Tensor:
+        """Columns of the stored matrix as rows."""
+        block = first // self.type.values
+        blocks = -(-(first + count) // self.type.values) - block
+        raw = values.columns(self.stored[0], block * self.type.nbytes, blocks * self.type.nbytes)
+        at = first - block * self.type.values
+        return self._values(raw)[:, at : at + count].t().contiguous()
+
+
+def recognise(catalogue: Catalogue) -> Found:
+    """The weights that a GGUF file's header announces (``announced``)."""
+    found = Found()
+    text = catalogue.metadata.get(METADATA_KEY)
+    if text is None:
+        return found
+    for name, entry in json.loads(text).items():
+        found.weights.append(_weight(catalogue, name, entry))
+    return found
+
+
+def _weight(catalogue: Catalogue, name: str, entry: Mapping[str, Any]) -> GgufWeight:
+    kind, shape = BY_NAME[entry["type"]], tuple(entry["shape"])
+    stored = catalogue.want(name, ("U8",))
+    if entry["heads"] and stored.nbytes // entry["heads"] > _MOST_HEAD_BYTES:
+        raise catalogue.broken(name, f"{entry['heads']} heads of it are larger than any model's")
+    return GgufWeight(
+        name,
+        shape,
+        kind.plain or DECODED_DTYPE,
+        "" if kind.plain else f"GGUF {kind.name}",
+        (name,),
+        kind,
+        entry["heads"],
+        entry["less"],
+        entry["transposed"],
+    )
+
+
+def announced(named: Sequence[Named]) -> str:
+    """What a header's metadata says of the tensors that are no ordinary ones, for ``recognise``."""
+    return json.dumps(
+        {
+            n.name: {
+                "type": n.tensor.type.name,
+                "shape": n.shape,
+                "heads": n.heads,
+                "less": n.less,
+                "transposed": n.transposed,
+            }
+            for n in named
+            if not n.as_it_is
+        }
+    )
+
+
+def stored_shape(named: Named) -> tuple[int, int]:
+    """Rows and bytes of a row, as the file has them."""
+    rows = 1 if len(named.shape) == 1 else named.shape[-1] if named.transposed else _rows(named.shape)
+    return rows, named.nbytes // rows
+
+
+def _rows(shape: Sequence[int]) -> int:
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows
