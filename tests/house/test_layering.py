@@ -68,6 +68,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "integrations", "checkpoint.source", "checkpoint.output", "choose", "codecs", "format", "nn", "ops",
         "quantized",
     },
+    # Servers: each knows what they share, and the sentence by which a plan says what cannot be split over devices.
+    "integrations.serving": {"_core", "checkpoint.plan", "codecs", "format", "ops"},
+    "integrations.vllm": {"format", "integrations.serving"},
 }  # fmt: skip
 # Packages that only one room (and the rooms in it) may import.
 ONLY_IN = {"huggingface_hub": "hub", "ray": "cluster", "typer": "cli", "rich": "cli"}

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# `for_packed` is a function for whole layers, not a part. kbitq/formats has the names of other tools.
+# `for_packed` is a function for whole layers, `packed_modules_mapping` what servers call fused ones. kbitq/formats has
+# the names of other tools.
 MAY_SAY = ("kbitq/codecs/", "kbitq/format/", "kbitq/ops/", "kbitq/functional/", "kbitq/formats/", "kbitq/_C.pyi")
 WORD = re.compile(
-    r"(?<!for_)packed(?!_names|_parameters|_like|_class|_with)|absmax(?!\")|codebook(?!\w*_name|s?\.levels)"
+    r"(?<!for_)packed(?!_names|_parameters|_like|_class|_with|_modules_mapping)|absmax(?!\")|codebook(?!\w*_name|s?\.levels)"
 )
 
 STILL: dict[str, int] = {

@@ -1,0 +1,71 @@
+"""The parameters by which a server loads the experts of a layer: empty ones that hand on what arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kbitq.integrations.serving.experts import ArrivingExperts
+from kbitq.integrations.serving.linear import arriving_name, part_dtype
+from kbitq.integrations.serving.matrix import fixed
+from kbitq.integrations.serving.names import StoredNames
+
+STEMS = ("w13_weight", "w2_weight")
+
+
+def register(
+    layer: Any,
+    stored: StoredNames,
+    arriving: ArrivingExperts,
+    rank: int,
+    local_id: Callable[[int], int],
+    dtype: torch.dtype,
+) -> None:
+    """Give a layer a parameter for each part, and one for an ordinary weight, which takes the guard alone.
+
+    Args:
+        layer: gets them, and ``kbitq_arriving``.
+        stored: what the folder has.
+        arriving: gets what they take.
+        rank: which part of each expert is this device's.
+        local_id: from an expert's number in the model to that on this device; negative if it is another's.
+        dtype: of ordinary weights.
+    """
+    layer.kbitq_arriving = arriving
+
+    def loader(part: str | None) -> Callable[..., bool | None]:
+        def load(
+            param: Any,
+            loaded_weight: Tensor,
+            weight_name: str,
+            shard_id: str,
+            expert_id: int,
+            return_success: bool = False,
+        ) -> bool | None:
+            taken = True
+            if part is not None:
+                ids = expert_id, local_id(expert_id)
+                taken = arriving.take(part, shard_id, ids, loaded_weight, rank, param.device)
+            elif loaded_weight.numel():
+                raise ValueError(f"{weight_name}: this expert is not quantized, but others of its layer are")
+            return taken if return_success else None
+
+        load.supports_moe_loading = True  # type: ignore[attr-defined]  # vLLM asks
+        return load
+
+    for stem in STEMS:
+        for part, _ in stored.arriving():
+            made: Any = fixed(torch.empty(0, dtype=dtype if part is None else part_dtype(stored, part)))
+            made.weight_loader = loader(part)
+            layer.register_parameter(arriving_name(part, stem), made)
+
+
+def forget(layer: Any) -> ArrivingExperts | None:
+    """What has arrived, once; the parameters of the parts stay, empty: by them LoRA finds the device."""
+    arriving: ArrivingExperts | None = layer.__dict__.pop("kbitq_arriving", None)
+    for stem in STEMS if arriving is not None else ():
+        delattr(layer, stem)
+    return arriving

@@ -1,0 +1,93 @@
+"""What vLLM asks of a quantized folder: which method a layer has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.utils import WeightsMapper
+from vllm.transformers_utils.config import get_safetensors_params_metadata
+
+from kbitq.format import QUANT_METHOD
+from kbitq.integrations.serving.names import StoredNames
+from kbitq.integrations.vllm.methods import KbitqExpertsMethod, KbitqLinearMethod, KbitqVocabularyMethod
+
+
+class KbitqVllmConfig(QuantizationConfig):
+    """A folder that kbitq wrote.
+
+    Args:
+        config: its ``quantization_config``.
+
+    Raises:
+        FormatError: the config is of a format that this kbitq does not know.
+        CodecError: it names a codec that this kbitq does not have.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        self.stored = StoredNames.of(config)
+
+    def __repr__(self) -> str:
+        return f"KbitqVllmConfig(k={self.config.get('k')}, codecs={list(self.stored.codecs)})"
+
+    @classmethod
+    def get_name(cls) -> str:
+        """``kbitq``."""
+        return QUANT_METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Those that the operators multiply in."""
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Of a GPU: 8.0, for which kbitq has fused kernels."""
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None: it stands in config.json."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> KbitqVllmConfig:
+        """From the ``quantization_config`` of config.json."""
+        return cls(config)
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        """Read the names of the folder's tensors, on the disk or on the Hub."""
+        names = get_safetensors_params_metadata(model_name, revision=revision)
+        self.stored = StoredNames.of(self.config, names)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
+        """Call modules as the model does."""
+        self.stored = self.stored.renamed(hf_to_vllm_mapper.apply_list)
+
+    def get_checkpoint_weight_mapper(self) -> WeightsMapper:
+        """Drops the guard."""
+        guard = self.stored.guard
+        return WeightsMapper(orig_to_new_regex={} if guard is None else {re.compile(f"^{re.escape(guard)}$"): None})
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """The method of a layer; None where vLLM's own will do.
+
+        A layer that the folder has under no such name may be quantized or not: kbitq's methods take either.
+        """
+        quantized = self.stored.is_quantized(prefix, self.packed_modules_mapping)
+        if isinstance(layer, LinearBase):
+            return UnquantizedLinearMethod() if quantized is False else KbitqLinearMethod(self.stored, prefix)
+        if isinstance(layer, VocabParallelEmbedding):
+            head = isinstance(layer, ParallelLMHead)
+            return None if quantized is False else KbitqVocabularyMethod(self.stored, prefix, head)
+        if isinstance(layer, RoutedExperts):
+            name = prefix.removesuffix(".routed_experts")
+            return KbitqExpertsMethod(self.stored, name, layer) if self.stored.has_experts(name) else None
+        return None

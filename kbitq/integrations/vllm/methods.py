@@ -1,0 +1,108 @@
+"""The methods of vLLM's layers, on vLLM's base classes; what they do is in ``kbitq.integrations.serving``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
+from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.parameter import BasevLLMParameter, PerTensorScaleParameter
+
+from kbitq.integrations.serving import expert_parameters, experts
+from kbitq.integrations.serving.linear import PackedLinear, PartLoading
+from kbitq.integrations.serving.names import StoredNames
+from kbitq.integrations.serving.vocabulary import PackedVocabulary
+
+
+class PartParameter(PartLoading, BasevLLMParameter):
+    """Takes a part that is cut where the matrix is, or an ordinary weight."""
+
+
+class ConstantParameter(PartLoading, PerTensorScaleParameter):
+    """Takes a part of which there is one for the whole matrix."""
+
+
+@register_weight_loader_v2_supported_method
+class KbitqLinearMethod(PackedLinear, LinearMethodBase):
+    """Of linear layers, fused ones included."""
+
+    parameter_class, constant_class = PartParameter, ConstantParameter
+
+
+class KbitqVocabularyMethod(PackedVocabulary, QuantizeMethodBase):
+    """Of embeddings and output heads."""
+
+
+class KbitqExpertsMethod(FusedMoEMethodBase):
+    """Of a layer's experts.
+
+    Args:
+        stored: what the folder has.
+        prefix: the layer's name in it.
+        layer: the layer.
+    """
+
+    def __init__(self, stored: StoredNames, prefix: str, layer: Any) -> None:
+        super().__init__(layer.moe_config)
+        self.stored, self.prefix = stored, prefix
+
+    def maybe_roundup_sizes(
+        self, hidden_size: int, intermediate_size_per_partition: int, *_: Any, **__: Any
+    ) -> tuple[int, int]:
+        """The sizes as they are: the weights come as files have them."""
+        return hidden_size, intermediate_size_per_partition
+
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
+        """None: that is for vLLM's own kernels."""
+        return
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Give the layer empty parameters that take what the files have of its experts."""
+        moe, inner = self.moe, intermediate_size_per_partition
+        sizes = num_experts, hidden_size, inner, max(moe.tp_size, 1)
+        arriving = experts.ArrivingExperts(self.prefix, *sizes, self.stored.codecs)
+        local_id = layer._map_global_expert_id_to_local_expert_id
+        expert_parameters.register(layer, self.stored, arriving, moe.tp_rank, local_id, params_dtype)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace what has arrived by stacks that one operator multiplies by."""
+        arriving = expert_parameters.forget(layer)
+        if arriving is None:
+            return
+        act, gated = layer.activation, layer.moe_config.is_act_and_mul
+
+        def activation(hidden: Tensor) -> Tensor:
+            out = hidden.new_empty((hidden.shape[0], hidden.shape[1] // (2 if gated else 1)))
+            return apply_moe_activation(act, out, hidden.contiguous())
+
+        made = experts.PackedExperts(
+            arriving.finished(layer.params_dtype), activation, layer.apply_router_weight_on_input
+        )
+        experts.keep(self.prefix, made)
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: Tensor | None = None,
+    ) -> Tensor:
+        """Tokens through the experts that were chosen for them; ``[tokens, hidden]``."""
+        ids = topk_ids.long()
+        if layer.expert_map is not None:
+            ids = layer.expert_map[ids].long()
+        return torch.ops.kbitq.experts(x, topk_weights, ids, self.prefix)

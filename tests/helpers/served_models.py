@@ -1,0 +1,93 @@
+"""Tiny folders for inference servers: what may differ inside a fused layer does, and sizes are no multiples of 32."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers.small_models import llama_config, moe_config, save_tokenizer
+
+PROMPTS = [[5, 17, 40, 33, 21], [70 + i for i in range(20)]]
+NEW_TOKENS = 24
+
+MIXED_RULES = (
+    "*embed_tokens*=k6", "*o_proj*=k4",
+    "*layers.0.self_attn.q_proj*=k4", "*layers.0.self_attn.k_proj*=k3", "*layers.0.self_attn.v_proj*=keep",
+    "*layers.1.self_attn.q_proj*=trellis:k2", "*layers.2.self_attn.q_proj*=keep",
+    "*layers.2.self_attn.k_proj*=keep", "*layers.2.self_attn.v_proj*=keep",
+    "*layers.0.mlp.gate_proj*=trellis:k3", "*layers.0.mlp.up_proj*=k5", "*layers.0.mlp.down_proj*=trellis:k4",
+    "*layers.2.mlp.experts.*.gate_proj*=trellis:k3", "*layers.2.mlp.experts.1.up_proj*=k4",
+)  # fmt: skip
+"""Of the mixed folder: K, codecs and kept weights side by side in q/k/v, gate/up and the experts."""
+
+
+def mixed_folder(folder: Path) -> Path:
+    """A Qwen3 MoE with tied, quantized embeddings: a dense layer, one with fused experts, one with experts apart."""
+    config = moe_config(
+        hidden_size=80, intermediate_size=192, moe_intermediate_size=128, num_hidden_layers=3, head_dim=32,
+        vocab_size=330, max_position_embeddings=256, mlp_only_layers=[0], tie_word_embeddings=True, attention_bias=True,
+    )  # fmt: skip
+    source = _source(folder, config)
+    _fuse_experts(source, "model.layers.1.mlp.experts")
+    return _quantized(source, folder, MIXED_RULES, k=3, keep_embeddings=False)
+
+
+def trellis_folder(folder: Path) -> Path:
+    """A Llama of one codec and K, biases, and an output head that is quantized while the embedding is kept."""
+    config = llama_config(
+        hidden_size=80, intermediate_size=200, head_dim=32, vocab_size=330, max_position_embeddings=256,
+        attention_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    return _quantized(_source(folder, config), folder, ("lm_head*=k2",), k=2, codec="trellis")
+
+
+def _source(folder: Path, config: Any) -> Path:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    for name, bias in model.named_parameters():
+        # Of its attention output vLLM ignores the bias: Qwen3 MoE has none.
+        if name.endswith(("q_proj.bias", "v_proj.bias") if config.model_type == "qwen3_moe" else "bias"):
+            torch.nn.init.normal_(bias, std=0.5)
+    source = folder.with_name(folder.name + "-source")
+    model.save_pretrained(source)
+    save_tokenizer(source)
+    return source
+
+
+def _fuse_experts(source: Path, stem: str) -> None:
+    """Store the experts below ``stem`` as two stacks."""
+    from safetensors.torch import load_file, save_file
+
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    apart = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{stem}.")}
+    count = 1 + max(int(name[len(stem) + 1 :].split(".")[0]) for name in apart)
+    both = [torch.cat([apart[f"{stem}.{e}.{p}_proj.weight"] for p in ("gate", "up")]) for e in range(count)]
+    tensors[f"{stem}.gate_up_proj"] = torch.stack(both)
+    tensors[f"{stem}.down_proj"] = torch.stack([apart[f"{stem}.{e}.down_proj.weight"] for e in range(count)])
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _quantized(source: Path, folder: Path, rules: Sequence[str], **options: Any) -> Path:
+    from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+    from kbitq.choose.recipe import parse_rule
+
+    run(plan_quantize(source, folder, QuantizeOptions(rules=tuple(map(parse_rule, rules)), **options)))
+    return folder
+
+
+def greedy_tokens(folder: Path) -> list[list[int]]:
+    """What transformers generates in float32 from the decoded folder: it does not take every mixture packed."""
+    from transformers import AutoModelForCausalLM
+
+    from kbitq.checkpoint import dequantize_checkpoint
+
+    decoded = folder.with_name(folder.name + "-decoded")
+    dequantize_checkpoint(folder, decoded)
+    model = AutoModelForCausalLM.from_pretrained(decoded, dtype=torch.float32)
+    options: Mapping[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None}
+    made = [model.generate(torch.tensor([ids]), pad_token_id=0, **options)[0, len(ids) :] for ids in PROMPTS]
+    return [tokens.tolist() for tokens in made]
