@@ -5,6 +5,7 @@
 #   make test-fast  those of the codec, the operators, the layers and the checkpoints: within a minute
 #   make test-lm-eval  those of `kbitq eval --tasks`, with lm-eval in an environment of its own
 #   make test-vllm  vLLM on small folders, on the CPU, in an environment of its own (3.5 GB; VLLM_VENV=FOLDER)
+#   make test-ray   those of a Ray cluster of three nodes on this machine, with Ray in an environment of its own
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
@@ -36,11 +37,11 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-fast test-lm-eval vllm test-vllm lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
+.PHONY: help demo test test-fast test-lm-eval test-ray vllm test-vllm lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,16s/^# *//p' Makefile
+	@sed -n '3,17s/^# *//p' Makefile
 
 demo: $(STAMP)-demo
 	$(PY) examples/demo.py
@@ -75,6 +76,9 @@ $(VLLM_VENV)/.kbitq-$(VLLM):
 	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_PIP) install -q "typer>=0.26" rich pytest hypothesis
 	@touch $@
+
+test-ray: $(STAMP)-test
+	PY=$(abspath $(PY)) .ci/ray $(PYTEST_ARGS)
 
 lint: $(STAMP)-lint
 	$(PY) -m ruff check .

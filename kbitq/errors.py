@@ -89,5 +89,9 @@ class BudgetError(KbitqError):
     """No choice of K fits the size that was given."""
 
 
+class ClusterError(KbitqError):
+    """A cluster cannot be reached, or its workers cannot do the work."""
+
+
 class BuildError(KbitqError, ImportError):
     """The compiled core is missing, or was built without what was asked of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kbitq.cli.console import console
-from kbitq.cli.options import cluster, parsing
+from kbitq.cli.options import machines, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
 
@@ -11,7 +11,7 @@ EPILOG = parsing.examples("kbitq finish plan.json")
 
 
 @spread
-def command(plan: cluster.PlanFile, *, talk: Printing) -> None:
+def command(plan: machines.PlanFile, *, talk: Printing) -> None:
     """Check that all parts of a plan are done, write headers, index, config, checksums and report, and publish it."""
     console.begin(**vars(talk), unfinished="nothing is under the final name yet; run kbitq finish again")
     from kbitq.cli.views import summary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import cluster, parsing
+from kbitq.cli.options import machines, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.request import Request, finished, options_of, write_recipe
 from kbitq.cli.options.signature import spread
@@ -25,7 +25,7 @@ EPILOG = parsing.examples(
 
 
 @spread
-def command(context: typer.Context, request: Request, save: cluster.SavePlan = None, *, talk: Printing) -> None:
+def command(context: typer.Context, request: Request, save: machines.SavePlan = None, *, talk: Printing) -> None:
     """Show what quantize would do: verdicts, sizes, files. From headers alone, except that a budget has to measure.
 
     With --save, write it down for kbitq work to carry out, part by part; then a budget is measured by those parts.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import hub, output, parsing
+from kbitq.cli.options import hub, machines, output, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.request import Request, finished, options_of, write_recipe
 from kbitq.cli.options.signature import spread
@@ -24,6 +24,7 @@ EPILOG = parsing.examples(
     "kbitq quantize ./Llama-3.2-1B --k 4 -o ./llama-k4 --exclude '*down_proj*'",
     "kbitq quantize ./Llama-3.2-1B --bpw 3.5 --codebook fit --write-recipe llama.toml",
     "kbitq quantize model.safetensors --k 2 --only 're:.*\\.mlp\\..*' --dry-run",
+    "kbitq quantize /nfs/llama --k 3 -o /nfs/llama-k3 --cluster auto",
 )
 
 _UNFINISHED = "nothing is under the final name yet; run again, the same quantize goes on from where it was"
@@ -38,8 +39,21 @@ class Publishing:
     dry_run: output.DryRun = False
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Which machines do it, where that is not this one."""
+
+    cluster: machines.Cluster = None
+    gpus_per_worker: machines.GpusPerWorker = 0
+    cpus_per_worker: machines.CpusPerWorker = None
+    workers: machines.Workers = None
+    stall: machines.Stall = 600.0
+
+
 @spread
-def command(context: typer.Context, request: Request, publishing: Publishing, talk: Printing) -> None:
+def command(
+    context: typer.Context, request: Request, publishing: Publishing, machines: Machines, talk: Printing
+) -> None:
     """Quantize the weights of a checkpoint to N bits each, or to as many as each can use within a budget.
 
     Norms, biases, embeddings, output heads and routers are kept as they are; every tensor gets a verdict and a reason.
@@ -50,9 +64,13 @@ def command(context: typer.Context, request: Request, publishing: Publishing, ta
 
     options, target = options_of(request, context), _repository(publishing)
     found = sources.find(request.source, stream=request.stream)
-    plan = finished(
-        checkpoint.plan_quantize(found.place, request.output, options, dry=publishing.dry_run), request.write_recipe
-    )
+    plan = checkpoint.plan_quantize(found.place, request.output, options, dry=publishing.dry_run)
+    if machines.cluster is not None and not publishing.dry_run:
+        out = _on_cluster(plan, request, publishing, machines)
+        if out is not None and target is not None:
+            _publish(out, target, found.base, publishing)
+        return
+    plan = finished(plan, request.write_recipe)
     if publishing.dry_run:
         from kbitq.cli.views import planning
 
@@ -62,10 +80,49 @@ def command(context: typer.Context, request: Request, publishing: Publishing, ta
     out = _carry_out(plan)
     write_recipe(plan, request.write_recipe)
     if target is not None:
-        from kbitq.cli import publish
+        _publish(out, target, found.base, publishing)
 
-        pushed = publish.publish(out, target, base=found.base, private=publishing.private, pull_request=False)
-        console.note(f"published at {pushed.url}")
+
+def _publish(out: Path, target: Repo, base: str | None, publishing: Publishing) -> None:
+    from kbitq.cli import publish
+
+    pushed = publish.publish(out, target, base=base, private=publishing.private, pull_request=False)
+    console.note(f"published at {pushed.url}")
+
+
+def _on_cluster(plan: Plan, request: Request, publishing: Publishing, machines: Machines) -> Path | None:
+    """Let a Ray cluster carry the plan out, or print the script for Slurm, which has no output yet."""
+    from kbitq.checkpoint.plan.recipe import check_recipe_file
+    from kbitq.cli.views import summary
+
+    if machines.cluster == "slurm":
+        if publishing.push is not None or request.write_recipe is not None:
+            raise typer.BadParameter("--push and --write-recipe need the output, which Slurm makes later.")
+        _print_script(plan, machines)
+        return None
+    from kbitq.cluster.ray_launcher import RayOptions, quantize_on_ray
+
+    if request.write_recipe is not None:
+        check_recipe_file(plan, request.write_recipe)
+    summary.notes(plan.notes)
+    assert machines.cluster is not None
+    how = RayOptions(
+        machines.cluster, machines.gpus_per_worker, machines.cpus_per_worker, machines.workers, machines.stall
+    )
+    with console.progress("quantizing") as progress:
+        plan, report = quantize_on_ray(plan, how, progress, console.note)
+    summary.quantized(report)
+    write_recipe(plan, request.write_recipe)
+    return report.out
+
+
+def _print_script(plan: Plan, machines: Machines) -> None:
+    from kbitq.cluster import save_plan
+    from kbitq.cluster.slurm import DEFAULT_TASKS, slurm_script
+
+    saved = save_plan(plan)
+    tasks = machines.workers or DEFAULT_TASKS
+    console.write(slurm_script(saved, tasks, machines.gpus_per_worker, machines.cpus_per_worker))
 
 
 def _carry_out(plan: Plan) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from kbitq.cli.console import console
-from kbitq.cli.options import cluster, parsing
+from kbitq.cli.options import machines, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
 
@@ -20,10 +20,10 @@ _UNFINISHED = "the same kbitq work, on any machine, goes on from where it was"
 
 @spread
 def command(
-    plan: cluster.PlanFile,
-    part: cluster.PartOf = None,
-    device: cluster.Device = None,
-    patience: cluster.Patience = 120.0,
+    plan: machines.PlanFile,
+    part: machines.PartOf = None,
+    device: machines.Device = None,
+    patience: machines.Patience = 120.0,
     *,
     talk: Printing,
 ) -> None:

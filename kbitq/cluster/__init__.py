@@ -2,7 +2,7 @@
 
 The unit is a chunk of the plan (``chunks``): a range of rows. Every byte of it depends on the plan alone and goes to a
 fixed place, so doing a chunk twice, at once even, changes nothing. What is done stands in journals, one for each
-attempt. What starts the parts is not its concern: placement, retries and failure detection are the launcher's.
+attempt. Launchers (``ray_launcher``, ``slurm``) only start parts; placement, retries and failure detection are theirs.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ _MOST_LINE_BYTES = 1 << 28
 class Attempt:
     """The journal of this process: ``note_result`` collects lines, ``commit`` makes them durable; ``beat``: at work."""
 
-    def __init__(self, folder: Path, plan: str, part: str) -> None:
+    def __init__(self, folder: Path, plan: str, part: str, node: str = "") -> None:
+        """``node``: what the launcher calls the machine, where it has a name for it."""
         self.name = secrets.token_hex(8)
         self.path = folder / (self.name + SUFFIX)
         self._lines: list[bytes] = []
@@ -39,7 +40,8 @@ class Attempt:
             folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self.path, flags, 0o666)
-        self._note({"is": "attempt", "plan": plan, "part": part, "host": socket.gethostname(), "pid": os.getpid()})
+        where = {"host": socket.gethostname(), "node": node, "pid": os.getpid()}
+        self._note({"is": "attempt", "plan": plan, "part": part, **where})
         self.commit()
         sync_folder(folder)
 
@@ -94,11 +96,14 @@ class Place:
 
 @dataclass
 class Follower:
-    """What is known of one attempt: its part, host, how far its journal was read, when that last grew (monotonic)."""
+    """What is known of one attempt: its part, where it runs, how far its journal was read, when that last grew
+    (monotonic)."""
 
     path: Path
     part: str = ""
     host: str = ""
+    node: str = ""
+    pid: int = 0
     offset: int = 0
     grew: float = 0.0
     foreign: bool = False
@@ -164,6 +169,7 @@ class Journals:
             if attempt.offset == 0:
                 attempt.foreign = record["is"] != "attempt" or record["plan"] != self._plan
                 attempt.part, attempt.host = str(record["part"]), str(record["host"])
+                attempt.node, attempt.pid = str(record["node"]), int(record["pid"])
                 return not attempt.foreign
             if record["is"] == "at":
                 attempt.read = int(record["read"])

@@ -135,7 +135,9 @@ def test_journals_that_are_damaged_or_forged_are_passed_over(plan: Path, tmp_pat
     known = len(found.results) + len(found.places)
     (folder / "0.jsonl").write_bytes(b"\xff" * 100)
     (folder / "1.jsonl").write_bytes(whole[0] + whole[1][:-3])
-    (folder / "2.jsonl").write_bytes(format_line({"is": "attempt", "plan": "another", "part": "0/1", "host": "h"}))
+    (folder / "2.jsonl").write_bytes(
+        format_line({"is": "attempt", "plan": "another", "part": "0/1", "host": "h", "node": "", "pid": 1})
+    )
     (folder / "3.jsonl").write_bytes(whole[0] + format_line({"is": "write", "of": 3}))
     (folder / "4.jsonl").mkdir()
     again = Journals(folder, hash_)
@@ -151,7 +153,7 @@ def test_a_forged_result_is_refused(plan: Path, tmp_path: Path) -> None:
 
     job = Job(plan)
     chunk = job.chunks[0]
-    head = {"is": "attempt", "plan": job.file.hash, "part": "0/1", "host": "h", "pid": 1}
+    head = {"is": "attempt", "plan": job.file.hash, "part": "0/1", "host": "h", "node": "", "pid": 1}
     line = {"is": chunk.phase, "of": chunk.name, "from": chunk.start, "to": chunk.stop, "layout": job.layout}
     journal = tmp_path / ".out.kbitq-partial" / "parts" / "forged.jsonl"
     for result in (None, ["nan", 0, -1], ["zz", 0, -1], [1], {"a": 1}):

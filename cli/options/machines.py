@@ -62,3 +62,49 @@ Patience = Annotated[
         help="Where other parts are waited for and none gives a sign for so long, do what they have not done.",
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="WHERE",
+        rich_help_panel=PANEL,
+        show_default=False,
+        help="Let a Ray cluster do it: auto, or its address. slurm: print a script that has it done as an array job.",
+    ),
+]
+GpusPerWorker = Annotated[
+    int,
+    typer.Option("--gpus-per-worker", metavar="N", min=0, rich_help_panel=PANEL, help="0: compute on CPUs."),
+]
+CpusPerWorker = Annotated[
+    int | None,
+    typer.Option(
+        "--cpus-per-worker",
+        metavar="N",
+        min=1,
+        rich_help_panel=PANEL,
+        show_default="as many as the smallest node has",
+        help="Cores of a worker.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        rich_help_panel=PANEL,
+        show_default="as many as fit; of Slurm 16",
+        help="At most so many at once; tasks of the Slurm array.",
+    ),
+]
+Stall = Annotated[
+    float,
+    typer.Option(
+        "--stall",
+        metavar="SECONDS",
+        min=1.0,
+        rich_help_panel=PANEL,
+        help="A worker of a Ray cluster that makes no progress for so long is ended and its part begun again.",
+    ),
+]
