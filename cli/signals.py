@@ -112,6 +112,7 @@ class Signals:
     def hand_over(self) -> None:
         """Another program goes on in this process after the block: it gets the handlers that it would find."""
         self._own_process = False
+        self._before = {n: getattr(handler, "stands_for", handler) for n, handler in self._before.items()}
 
     def end(self, code: int) -> None:
         """The program has done what it had to do. After a signal, threads that are still busy are not waited for.

@@ -6,10 +6,13 @@ The names below are loaded when first used, so that ``import kbitq`` costs nothi
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from kbitq import _moved
 from kbitq.integrations import import_hook as _hook
+
+TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+else:
+    ModuleType = type(sys)
 
 MOVED = {
     "budget": ("choose.knapsack", "Allocation Budget Choice ERROR_KINDS Errors Sizes allocate curve"),

@@ -1,4 +1,5 @@
-"""Runs a function once a module has been imported, by whomever and whenever. Standard library only: it runs at import.
+"""Runs a function once a module has been imported, by whomever and whenever. Little of the standard library: it runs at
+each import of kbitq, and the sooner that is done, the sooner the program hears signals.
 
 transformers has no entry point for quantizers, and importing it takes seconds, so kbitq waits for others to do so.
 """
@@ -7,16 +8,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-from kbitq.errors import KbitqError
-
+TYPE_CHECKING = False  # as typing has it
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from importlib.abc import Loader, MetaPathFinder
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 else:  # the import system asks for methods, not for classes; this module is imported by each use of kbitq
     Loader = MetaPathFinder = object
 
@@ -85,6 +84,10 @@ def _register_with_transformers() -> None:
     try:
         importlib.import_module("kbitq.integrations.transformers.quantizer")
     except Exception as error:
+        import warnings
+
+        from kbitq.errors import KbitqError
+
         reason = str(error) if isinstance(error, KbitqError) else repr(error)
         warnings.warn(f"kbitq could not register itself with transformers: {reason}", stacklevel=2)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fresh import Process
+from helpers.fresh import Process, run
 from helpers.program import PROGRAM, Kbitq, spawn
 
 ECHO = """
@@ -32,6 +32,13 @@ def test_a_file(echo: Path) -> None:
     assert (code, err) == (7, "")
     given = [str(echo), "--help", "-k", "3", "--", "x"]
     assert out == f"__main__ {given} {echo.parent} \nTrue {sys.__stdout__.errors}\n"
+
+
+def test_from_the_start_of_the_program(echo: Path) -> None:
+    """The handler that the start sets before any import is not what the program finds."""
+    done = run("-m", "kbitq.cli.start", "run", echo)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.splitlines()[1].startswith("True ")
 
 
 def test_a_module(echo: Path) -> None:

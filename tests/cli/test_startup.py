@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kbitq as library
+from helpers import fresh
 from helpers.program import PROGRAM, Kbitq, Result
 
 HELP_SECONDS = 0.3
@@ -37,6 +38,33 @@ def test_no_heavy_import_at_startup() -> None:
     code = f"import sys; import kbitq.cli.main; print([m for m in {HEAVY} + ('rich.progress',) if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_little_is_imported_before_ctrl_c_is_heard() -> None:
+    """Python's own handler prints a traceback: ours is in place before what takes milliseconds is imported."""
+    code = "import sys; before = {*sys.modules}; import kbitq.cli.start; print(*{*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"re", "json", "typing", "enum", "threading", "kbitq.errors"} & {*done.stdout.split()} == set()
+
+
+INTERRUPTED = """
+import os, signal, sys
+from kbitq.cli import start
+left = {imports}
+def hook(event, given):
+    global left
+    left -= event == "import"
+    if event == "import" and left == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(hook)
+sys.exit(start.run())
+"""
+
+
+@pytest.mark.parametrize("imports", [1, 2, 20, 60])
+def test_ctrl_c_while_the_program_is_imported(imports: int) -> None:
+    done = fresh.run("-c", INTERRUPTED.format(imports=imports), "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
 def test_version(kbitq: Kbitq) -> None:
