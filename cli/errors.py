@@ -43,6 +43,7 @@ _REMEDIES = {
     "cpu": "use --device cpu",
     "dtype": "leave --dtype away, or use float32 or bfloat16",
     "exclude": "--exclude '{tensor}' keeps the tensor whose part it would be",
+    "unfit": "--exclude '{tensor}' keeps it as it is",
     "exists": "--force replaces it, -o chooses another name",
     "dtype32": "--dtype float32 has more room",
     "field": "--field NAME says which field has the text",

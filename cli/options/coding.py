@@ -55,6 +55,24 @@ ScaleBlock = Annotated[
         help="Columns that share a scale. 128, for the trellis: 0.19 bits a weight less, and some more error.",
     ),
 ]
+Format = Annotated[
+    str,
+    typer.Option(
+        metavar="kbitq|compressed-tensors|int8|fp8|bnb-nf4",
+        parser=parsing.output_format,
+        help="The format of the output. Those of other tools are loaded by vLLM and transformers without kbitq: "
+        "weights of 4 or 8 bits; weights and activations of 8 bits, integers or FP8; NF4 of bitsandbytes.",
+    ),
+]
+Group = Annotated[
+    str,
+    typer.Option(
+        metavar="N|channel",
+        parser=parsing.group,
+        show_default="128",
+        help="With --format compressed-tensors: columns that share a scale, or channel for one scale a row.",
+    ),
+]
 Importance = Annotated[
     Path | None,
     files.READ,

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from kbitq.cli.views.text import parse_size
-from kbitq.format import DEFAULT_CODEC, K_MAX, K_MIN, SCALE_BLOCKS, TRELLIS_K_MIN
+from kbitq.format import DEFAULT_CODEC, K_MAX, K_MIN, OUTPUT_FORMATS, QUANT_METHOD, SCALE_BLOCKS, TRELLIS_K_MIN
 
 
 def examples(*lines: str) -> str:
@@ -87,6 +87,24 @@ def scale_block(text: str) -> int:
     if found not in SCALE_BLOCKS:
         raise typer.BadParameter(f"a scale is for {known} columns, not {text}.")
     return found
+
+
+def output_format(text: str) -> str:
+    """'int8' -> 'int8'."""
+    known = (QUANT_METHOD, *OUTPUT_FORMATS)
+    if text not in known:
+        raise typer.BadParameter(f"the format must be one of {', '.join(known)}, not {text!r}.")
+    return text
+
+
+def group(text: str) -> str:
+    """'128' -> 'g128', 'channel' -> 'channel': the end of a codec's name."""
+    if text in ("channel", ""):
+        return text
+    found = int(_number(text, int, f"a group is a number of columns or 'channel', not {text!r}."))
+    if found < 32 or found % 32:
+        raise typer.BadParameter(f"a group has 32 columns or a multiple of 32, not {text}.")
+    return f"g{found}"
 
 
 def ks(text: str) -> tuple[int, ...]:

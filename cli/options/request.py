@@ -10,12 +10,16 @@ import typer
 
 from kbitq.cli.options import arguments, budget, coding, hub, parsing, rules, selection
 from kbitq.cli.options.output import Force, MaxShardSize, Output
-from kbitq.format import DEFAULT_CODEC, with_scale_block
+from kbitq.format import DEFAULT_CODEC, QUANT_METHOD, with_scale_block
 
 if TYPE_CHECKING:
     from kbitq.checkpoint import Plan, QuantizeOptions
     from kbitq.choose.knapsack import Budget
     from kbitq.choose.recipe import Recipe
+
+GROUPED_FORMAT = "compressed-tensors"
+ONLY_K = {"int8": 8, "fp8": 8, "bnb-nf4": 4}
+"""Formats that have one K, which need not be said."""
 
 _DEFAULTED = "DEFAULT"  # name of the source of a parameter that was not given
 _WISHES = ("k", "bpw", "size")
@@ -38,6 +42,8 @@ class Request:
     codebook: coding.Codebook = "optimal"
     codec: coding.Codec = DEFAULT_CODEC
     scale_block: coding.ScaleBlock = "32"  # type: ignore[assignment]  # parsed by the option
+    format: coding.Format = QUANT_METHOD
+    group: coding.Group = ""
     importance: coding.Importance = None
     calibration: coding.Calibration = None
     device: coding.Devices = "auto"
@@ -69,6 +75,7 @@ def options_of(request: Request, context: typer.Context) -> QuantizeOptions:
 
     recipe = load_recipe(request.recipe) if request.recipe is not None else Recipe()
     given = _with_recipe(request, recipe, context)
+    _settle_format(given)
     wishes = [f"--{key}" for key in _WISHES if given[key] is not None]
     if len(wishes) > 1:
         raise typer.BadParameter(f"{' and '.join(wishes)} cannot go together.")
@@ -81,6 +88,21 @@ def options_of(request: Request, context: typer.Context) -> QuantizeOptions:
     parsing.check_k(plain["k"], plain["codec"])
     lists: dict[str, Any] = {key: tuple(given[key] or ()) for key in _LISTS}
     return QuantizeOptions(**plain, **lists, rules=chosen, budget=_budget(given))
+
+
+def _settle_format(given: dict[str, Any]) -> None:
+    """The codec, and the K where the format has only one, that --format and --group come to."""
+    wanted, group = given["format"], given["group"]
+    if group and wanted != GROUPED_FORMAT:
+        raise typer.BadParameter(f"--group goes with --format {GROUPED_FORMAT}.")
+    if wanted == QUANT_METHOD:
+        return
+    if given["codec"] != DEFAULT_CODEC or given["write_recipe"] is not None:
+        other = "--codec" if given["codec"] != DEFAULT_CODEC else "--write-recipe"
+        raise typer.BadParameter(f"{other} is for kbitq's own format, not for --format {wanted}.")
+    given["codec"] = f"{wanted}-{group}" if group else wanted
+    if given["k"] is None and wanted in ONLY_K:
+        given["k"] = ONLY_K[wanted]
 
 
 def codec_of(codec: str, scale_block: int) -> str:

@@ -31,6 +31,15 @@ BUILTIN = {DEFAULT_CODEC: "planes", "trellis": "trellis", "trellis/128": "trelli
 """The codecs that come with kbitq, and the modules of this package whose ``CODECS`` have them."""
 
 
+OUTPUTS = {
+    "compressed-tensors": "compressed_tensors",
+    "int8": "compressed_tensors",
+    "fp8": "compressed_tensors",
+    "bnb-nf4": "bnb_nf4",
+}
+"""Other tools' formats that are written, and the modules of this package whose ``make`` has their codecs."""
+
+
 Coding = tuple[str, int]
 """A codec and a K."""
 
@@ -89,6 +98,7 @@ class Request:
         scale: ``mse`` or ``absmax``.
         levels: normalised levels, float32, from :meth:`Codec.levels` or fitted; None for a codec without levels.
         importance: float32 ``[G, cols]`` as ``ops.prepare_importance`` gives it; G divides the rows.
+        shape: of the whole tensor, for a codec whose constants tell it; else empty.
     """
 
     k: int
@@ -96,11 +106,12 @@ class Request:
     scale: str = "mse"
     levels: Tensor | None = None
     importance: Tensor | None = None
+    shape: tuple[int, ...] = ()
 
     def to(self, device: Any) -> Request:
         """The same with its tensors on a device."""
-        moved = (None if t is None else t.to(device) for t in (self.levels, self.importance))
-        return Request(self.k, self.amax.to(device), self.scale, *moved)
+        levels, weights = (None if t is None else t.to(device) for t in (self.levels, self.importance))
+        return Request(self.k, self.amax.to(device), self.scale, levels, weights, self.shape)
 
 
 class Codec(Protocol):
@@ -196,7 +207,27 @@ class Codec(Protocol):
         ...
 
 
+class OutputCodec(Codec, Protocol):
+    """The codec of a format that other tools load: its parts have that format's names, a folder its config."""
+
+    output: str
+    """The format, as ``--format`` spells it."""
+
+    def refusal(self, name: str, shape: Sequence[int]) -> str | None:
+        """Why the format cannot hold a tensor, as the end of a sentence about it; None if it can."""
+        ...
+
+    def quantization_config(self, k: int, not_converted: Sequence[str]) -> dict[str, Any]:
+        """``quantization_config`` of the folder's config.json; ``not_converted``: modules left as they are."""
+        ...
+
+    def of_dtype(self, dtype: str) -> str:
+        """The name of the codec for tensors of this dtype, in safetensors' spelling."""
+        ...
+
+
 _codecs: dict[str, Codec] = {}
+_outputs: dict[str, OutputCodec] = {}
 _kinds: dict[str, dict[str, bool]] = {}
 _constant_dims: dict[str, dict[str, int]] = {}
 
@@ -218,9 +249,21 @@ def get_codec(name: str) -> Codec:
     """The codec of this name. Raises CodecError if there is none."""
     if name not in _codecs and name in BUILTIN:
         register(importlib.import_module(f"kbitq.codecs.{BUILTIN[name]}").CODECS[name])
+    if name not in _codecs and (output := output_codec(name)) is not None:
+        return output
     if name not in _codecs:
         raise CodecError(f"codec {name!r} is not known to this kbitq (it has {', '.join(codec_names())})")
     return _codecs[name]
+
+
+def output_codec(name: str) -> OutputCodec | None:
+    """The codec of this name, if it is one of another tool's format."""
+    family = next((f for f in OUTPUTS if name == f or name.startswith(f + "-")), None)
+    if family is None:
+        return None
+    if name not in _outputs:
+        _outputs[name] = importlib.import_module(f"kbitq.codecs.{OUTPUTS[family]}").make(name)
+    return _outputs[name]
 
 
 def codec_names() -> tuple[str, ...]:
@@ -234,8 +277,10 @@ def coding_text(codec: str, k: int) -> str:
 
 
 def part_name(tensor: str, part: Part | str) -> str:
-    """Name in a file of a part of ``tensor``."""
-    return f"{tensor}_{part if isinstance(part, str) else part.name}"
+    """Name in a file of a part of ``tensor``. A part without a name has the tensor's; one that begins with a dot is
+    below it."""
+    name = part if isinstance(part, str) else part.name
+    return f"{tensor}_{name}" if name and name[0] != "." else tensor + name
 
 
 def part_names(codec: str, tensor: str) -> dict[str, str]:

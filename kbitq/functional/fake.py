@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kbitq.codecs import codebooks
+from kbitq.codecs.ranges import choose_scale, code_range, find_range
 from kbitq.functional.integers import rows_of
-from kbitq.functional.ranges import choose_scale, code_range, find_range
 from kbitq.ops import fake
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kbitq.functional.ranges import choose_scale, code_range, find_range
+from kbitq.codecs.ranges import choose_scale, code_range, find_range
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 GRANULARITIES = ("tensor", "channel", "token", "group")

@@ -17,6 +17,9 @@ FEW_ROWS = {"cpu": 16, "cuda": core.nf4_few_rows}
 BLOCKS = tuple(1 << n for n in range(6, 13))
 """Values that may share a scale."""
 
+LEVELS = tuple(core.nf4_levels)
+"""The 16 levels, ascending."""
+
 _PANEL_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 

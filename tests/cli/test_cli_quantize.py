@@ -194,3 +194,23 @@ def test_a_run_taken_up_again_says_what_it_reuses(kbitq: Kbitq, tiny: Path, monk
     (line,) = (line for line in out.splitlines() if line.startswith("reused"))
     assert re.fullmatch(rf"reused     [1-4] of {len(tiny_tensors())} tensors were written by the interrupted run", line)
     assert "reused" not in kbitq("quantize", tiny, "--k", 3, "--force").out
+
+
+def test_formats_of_other_tools(kbitq: Kbitq, tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tiny.rename(folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    plan = kbitq("quantize", folder, "--format", "int8", "--dry-run", "--json")
+    assert plan.code == 0, plan.err
+    assert json.loads(plan.out)["out"] == str(tmp_path / "model-int8")
+    for arguments, said in (
+        (("--format", "gguf"), "one of kbitq, compressed-tensors"),
+        (("--format", "int8", "--group", 32), "--group goes with"),
+        (("--format", "compressed-tensors", "--k", 4, "--group", 40), "multiple of 32"),
+        (("--format", "int8", "--codec", "trellis"), "--codec is for"),
+        (("--format", "compressed-tensors"), "--k"),
+        (("--format", "bnb-nf4", "--k", 3), "K = 3"),
+    ):
+        result = kbitq("quantize", folder, *arguments)
+        assert result.code != 0 and said in " ".join(result.err.split()), (arguments, result.err)

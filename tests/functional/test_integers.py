@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kbitq import functional, quantize
-from kbitq.functional.ranges import OBSERVERS, choose_scale, code_range, find_range
+from kbitq.codecs.ranges import OBSERVERS, choose_scale, code_range, find_range
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 KINDS = [(8, True, True), (8, True, False), (8, False, False), (8, False, True), (4, True, True), (4, False, False)]

@@ -15,17 +15,19 @@ from kbitq.format import Entry, HeaderText, Placed, ShardMeta, place
 class Shard:
     """One output file: its name, its tensors at their places, its metadata. ``meta`` None: an ordinary checkpoint.
 
-    ``extra`` are further strings for the file's ``__metadata__``.
+    ``extra`` are further strings for the file's ``__metadata__``. ``silent``: ``meta`` is known and not written, since
+    other tools are to read the file.
     """
 
     name: str
     placed: list[Placed]
     meta: ShardMeta | None
     extra: Mapping[str, str] | None = None
+    silent: bool = False
     _header: HeaderText = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._header = HeaderText(self.placed, self.meta, self.extra or {})
+        self._header = HeaderText(self.placed, None if self.silent else self.meta, self.extra or {})
 
     @property
     def header_nbytes(self) -> int:
@@ -62,10 +64,13 @@ class Group:
         return sum(e.nbytes for e in self.entries)
 
 
-def lay_out(groups: Sequence[Group], stem: str, max_shard_size: int | None, *, kbitq: bool) -> list[Shard]:
+def lay_out(
+    groups: Sequence[Group], stem: str, max_shard_size: int | None, *, kbitq: bool, silent: bool = False
+) -> list[Shard]:
     """Fill shards with groups in the order given, each up to ``max_shard_size`` bytes of data (None: one file).
 
-    A group larger than that has a shard for itself. ``kbitq`` says whether the files carry kbitq's metadata.
+    A group larger than that has a shard for itself. ``kbitq`` says whether the files carry kbitq's metadata, and
+    ``silent`` that it is kept but not written.
     """
     parts: list[list[Group]] = [[]]
     size = 0
@@ -75,7 +80,7 @@ def lay_out(groups: Sequence[Group], stem: str, max_shard_size: int | None, *, k
             size = 0
         parts[-1].append(group)
         size += group.nbytes
-    return [_shard(shard_name(stem, i, len(parts)), part, kbitq) for i, part in enumerate(parts)]
+    return [_shard(shard_name(stem, i, len(parts)), part, kbitq, silent) for i, part in enumerate(parts)]
 
 
 def shard_name(stem: str, index: int, count: int) -> str:
@@ -88,13 +93,13 @@ def index_name(stem: str) -> str:
     return stem + INDEX_SUFFIX
 
 
-def _shard(name: str, groups: Sequence[Group], kbitq: bool) -> Shard:
+def _shard(name: str, groups: Sequence[Group], kbitq: bool, silent: bool) -> Shard:
     meta = ShardMeta() if kbitq else None
     if meta is not None:
         for group in groups:
             meta.tensors.update(group.meta.tensors)
             meta.kept.update(group.meta.kept)
-    return Shard(name, place(e for g in groups for e in g.entries), meta)
+    return Shard(name, place(e for g in groups for e in g.entries), meta, silent=silent)
 
 
 def index_json(shards: Sequence[Shard]) -> str:

@@ -21,6 +21,7 @@ from kbitq.checkpoint.plan.totals import LedgerRow
 from kbitq.checkpoint.source.side_files import CARD_FILE, RECIPE_FILE, REPORT_FILE
 from kbitq.format import (
     CONFIG_FILE,
+    CONFIG_KEY,
     build_quantization_config,
     guarded_config,
     is_fused_experts,
@@ -33,24 +34,39 @@ def finish_folder(
     plan: Plan, staging: Staging, totals: Mapping[str, Any], rows: Sequence[LedgerRow], digests: Mapping[str, str]
 ) -> None:
     """Complete a folder of quantized weights and publish it. ``digests``: SHA-256 of the weight files, by name."""
-    copy_carried(plan.checkpoint, staging, but=CARD_FILE)
+    output = plan.output
+    copy_carried(plan.checkpoint, staging, but=CARD_FILE if output is None else None)
     ledger = ledger_of(plan, totals, rows)
     staging.write_file(REPORT_FILE, json_text(ledger))
     if (recipe := recipe_of(plan)) is not None:
         staging.write_file(RECIPE_FILE, recipe.encode())
     write_index(plan.shards, plan.stem, staging)
-    config = guarded_config(without_quantization(plan.checkpoint.config), _quantization_config(plan))
-    staging.write_file(CONFIG_FILE, json_text(config))
-    source, readme = plan.checkpoint.storage.label, read_readme(plan.checkpoint)
-    card = model_card(Subject(ledger, source, plan.checkpoint.config, plan.checkpoint.carried, readme=readme))
-    staging.write_file(CARD_FILE, card.encode())
+    config = without_quantization(plan.checkpoint.config)
+    if output is None:
+        staging.write_file(CONFIG_FILE, json_text(guarded_config(config, _quantization_config(plan))))
+        _write_card(plan, staging, ledger)
+    else:
+        k = next(t.k for t in plan.tensors if t.k is not None)
+        quantization = output.quantization_config(k, sorted(set(_not_converted(plan))))
+        staging.write_file(CONFIG_FILE, json_text({**config, CONFIG_KEY: quantization}))
     write_checksums(staging, digests)
     staging.publish_folder(replace=plan.options.force)
 
 
+def _write_card(plan: Plan, staging: Staging, ledger: dict[str, Any]) -> None:
+    source, readme = plan.checkpoint.storage.label, read_readme(plan.checkpoint)
+    card = model_card(Subject(ledger, source, plan.checkpoint.config, plan.checkpoint.carried, readme=readme))
+    staging.write_file(CARD_FILE, card.encode())
+
+
 def _quantization_config(plan: Plan) -> dict[str, Any]:
     tensors = {n: m for s in plan.shards if s.meta is not None for n, m in s.meta.tensors.items()}
-    not_converted = [
+    return build_quantization_config(tensors, _not_converted(plan))
+
+
+def _not_converted(plan: Plan) -> list[str]:
+    """The modules whose weights are left as they are."""
+    return [
         module_name(t.name)
         for t in plan.tensors
         if not t.quantized
@@ -58,4 +74,3 @@ def _quantization_config(plan: Plan) -> dict[str, Any]:
         and stored_dtype(t.dtype).kind in ("float", "opaque")
         and (t.name.endswith(".weight") or is_fused_experts(t.name, t.shape))
     ]
-    return build_quantization_config(tensors, not_converted)

@@ -28,6 +28,7 @@ class Request:
         scale: the scale rule.
         importance: of the span's columns, as ``ops.quantize`` takes it.
         factor: for error feedback, where it is wanted; then the span is of whole rows.
+        shape: of the whole tensor.
     """
 
     codec: str
@@ -37,6 +38,7 @@ class Request:
     scale: str
     importance: torch.Tensor | None = None
     factor: feedback.Factor | None = None
+    shape: tuple[int, ...] = ()
 
     def of_rows(self, rows: slice) -> Request:
         """The request for some rows of the span. One row of importance is for all rows."""
@@ -48,7 +50,7 @@ class Request:
         """What the codec is asked, on a device that ``levels`` are on already."""
         amax = torch.full((1,), self.amax, dtype=torch.float32, device=device)
         weights = self.importance.to(device) if self.importance is not None else None
-        return base.Request(self.k, amax, self.scale, levels, weights)
+        return base.Request(self.k, amax, self.scale, levels, weights, self.shape)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class WorkList:
         levels, importance = self._levels.levels(tensor), self._levels.importance(tensor, piece.span)
         amax = self._state.scans[tensor.name].amax
         factor = self._factors.of(tensor, piece.span)
-        return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance, factor)
+        return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance, factor, tensor.shape)
 
     def _whole_rows(self, tensor: TensorPlan, source: SourceTensor, start: int, stop: int | None) -> Iterator[Piece]:
         """Pieces of whole rows of one expert each: large ones, since error feedback walks over the columns of each."""

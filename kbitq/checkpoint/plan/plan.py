@@ -26,7 +26,7 @@ from kbitq.checkpoint.plan.totals import plan_totals
 from kbitq.checkpoint.source import memory
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
-from kbitq.codecs.base import coded_entries, get_codec
+from kbitq.codecs.base import OutputCodec, coded_entries, get_codec, output_codec
 from kbitq.errors import CheckpointError
 from kbitq.format import DEFAULT_CODEC, GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name, matrix_shape
 
@@ -98,12 +98,20 @@ class Plan:
     @cached_property
     def guard(self) -> str | None:
         """Name of the folder's guard tensor."""
-        return guard_name({t.name: t.shape for t in self.tensors if t.quantized}) if self.to_folder else None
+        if not self.to_folder or self.output is not None:
+            return None
+        return guard_name({t.name: t.shape for t in self.tensors if t.quantized})
+
+    @property
+    def output(self) -> OutputCodec | None:
+        """The codec of another tool's format, where the output is in one."""
+        return output_codec(self.options.codec)
 
     @cached_property
     def shards(self) -> list[Shard]:
         limit = self.options.max_shard_size if self.to_folder else None
-        shards = lay_out([self._group(t) for t in self.tensors], self.stem, limit, kbitq=True)
+        groups, silent = [self._group(t) for t in self.tensors], self.output is not None
+        shards = lay_out(groups, self.stem, limit, kbitq=True, silent=silent)
         names = Counter(p.entry.name for s in shards for p in s.placed)
         if twice := [n for n, count in names.items() if count > 1]:
             raise CheckpointError(

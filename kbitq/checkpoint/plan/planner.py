@@ -20,8 +20,10 @@ from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.side_files import REPORT_FILE
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.choose.importance import Importance, load_importance
+from kbitq.codecs.base import output_codec
 from kbitq.errors import SelectionError
 from kbitq.format import element_count, matrix_shape
+from kbitq.text_safety import shown
 
 _INCLUDE = "a pattern in include adds tensors"
 
@@ -49,10 +51,13 @@ def plan_quantize(
     selection.check_patterns(checkpoint.tensors)
     tensors = [plan_tensor(selection, t, options) for t in checkpoint.tensors.values()]
     check_worthwhile(checkpoint.where, tensors, options)
+    check_format(checkpoint.where, tensors, options)
     _check_every_k(tensors, options)
     target = Path(out) if out is not None else default_output(checkpoint.storage, _label(tensors, options))
     importance = _importance(checkpoint, tensors, options)
     statistics = _statistics(checkpoint, tensors, options)
+    if is_file_name(target) and output_codec(options.codec) is not None:
+        raise SelectionError(f"{target} is a file, and other tools' formats need a folder, whose config.json says them")
     plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance, statistics=statistics)
     if not dry:
         if not options.force:  # with it, a run takes such a folder over
@@ -68,6 +73,28 @@ def check_output(plan: Plan) -> None:
     check_destination(plan.checkpoint, plan.out, force, is_file=is_file, marker=REPORT_FILE)
 
 
+def check_format(where: str, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:
+    """Raise SelectionError for what the output's format cannot hold, where it is another tool's."""
+    output = output_codec(options.codec)
+    if output is None:
+        return
+    given = {"budget": options.budget, "importance": options.importance, "calibration": options.calibration}
+    if wrong := [name for name, value in given.items() if value is not None]:
+        raise SelectionError(f"{' and '.join(wrong)} cannot be used for the format {output.output}")
+    if any(rule.k is not None or rule.codec is not None for rule in options.rules):
+        raise SelectionError(f"rules cannot change K or the codec in the format {output.output}: it has one for all")
+    if options.device not in ("auto", "cpu"):
+        raise SelectionError(f"the format {output.output} is made on the CPU, not on {options.device}")
+    for tensor in tensors:
+        if tensor.quantized and (reason := output.refusal(tensor.name, tensor.shape)) is not None:
+            raise SelectionError(
+                f"{where}: tensor {shown(tensor.name)} {reason}",
+                hint="exclude it, and it is kept as it is",
+                remedy="unfit",
+                data={"tensor": tensor.name},
+            )
+
+
 def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:
     """Raise SelectionError unless something says the K of every tensor to be quantized."""
     if options.k is None and options.budget is None:
@@ -80,6 +107,8 @@ def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> N
 
 def _label(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> str:
     """What the default output's name says of a run."""
+    if (output := output_codec(options.codec)) is not None:
+        return options.codec if len(output.ks) == 1 else f"{options.codec}-k{options.k}"
     if options.budget is not None:
         wanted = f"{options.budget.bpw:g}bpw" if options.budget.bpw is not None else f"{options.budget.size}bytes"
         return f"kbitq-{wanted}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kbitq.checkpoint.plan.options import QuantizeOptions
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.choose.selection import Selection, TensorRule
-from kbitq.codecs.base import coded_entries
+from kbitq.codecs.base import coded_entries, output_codec
 from kbitq.format import DEFAULT_CODEC
 
 
@@ -66,8 +66,11 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
     verdict = selection.verdict(tensor.name, tensor.shape, tensor.dtype)
     rule = verdict.rule or TensorRule("*")
     size = tensor.plain_nbytes
+    codec = verdict.codec
+    if (output := output_codec(codec)) is not None:
+        codec = output.of_dtype(tensor.dtype)
     if verdict.k is not None:
-        size = sum(e.nbytes for e in coded_entries(verdict.codec, tensor.name, tensor.shape, verdict.k))
+        size = sum(e.nbytes for e in coded_entries(codec, tensor.name, tensor.shape, verdict.k))
     return TensorPlan(
         tensor.name,
         tensor.shape,
@@ -81,6 +84,6 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
         rule.scale or options.scale,
         rule.codebook or options.codebook,
         rule.k is not None,
-        verdict.codec,
+        codec,
         tensor.file_nbytes,
     )

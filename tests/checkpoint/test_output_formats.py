@@ -1,0 +1,187 @@
+"""Outputs in other tools' formats: through the same walk, and read back as sources.
+
+That the formats' own packages load them is tried by tests/formats/oracle in the environment that has those packages.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+from kbitq.checkpoint.source.recognise import open_source
+from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.codecs.base import Request, get_codec, output_codec
+from kbitq.codecs.compressed_tensors import CompressedTensors
+from kbitq.errors import CodecError, SelectionError
+from kbitq.functional import dequantize_nf4, quantize_nf4
+
+FORMATS = [("compressed-tensors", 4, 18), ("compressed-tensors-g32", 4, 19), ("compressed-tensors-channel", 8, 40),
+           ("compressed-tensors-g64", 8, 43), ("int8", 8, 40), ("fp8", 8, 31), ("bnb-nf4", 4, 20)]  # fmt: skip
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+@pytest.fixture(params=["BF16", "F16", "F32"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return make_source(tmp_path / "model", DTYPES[request.param])
+
+
+def make_source(folder: Path, dtype: torch.dtype = torch.bfloat16, **more: torch.Tensor) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"model.layers.{i}.mlp.up_proj.weight": (0.05 * torch.randn(48 + i, 256, generator=generator)).to(dtype)
+        for i in range(3)
+    }
+    tensors["model.layers.0.mlp.up_proj.weight"][3] = 0
+    tensors["model.norm.weight"] = torch.ones(256, dtype=dtype)
+    tensors["lm_head.weight"] = torch.randn(64, 256, generator=generator).to(dtype)
+    folder.mkdir()
+    save_file({**tensors, **more}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    return folder
+
+
+def made(source: Path, out: Path, codec: str, k: int, **options: Any) -> Any:
+    return run(plan_quantize(source, out, QuantizeOptions(k=k, codec=codec, **options)))
+
+
+def values(folder: Path) -> dict[str, torch.Tensor]:
+    """The matrices of a folder as a source gives them."""
+    checkpoint = open_source(folder)
+    found = {}
+    with TileReader(checkpoint) as reader:
+        for tensor in (t for t in checkpoint.tensors.values() if len(t.shape) == 2):
+            spans = [reader.read(tensor, span).clone() for span in reader.spans(tensor)]
+            found[tensor.name] = torch.cat([s.reshape(-1, tensor.shape[-1]) for s in spans]).view(tensor.shape)
+    return found
+
+
+@pytest.mark.parametrize("codec, k, least_db", FORMATS)
+def test_what_is_written_reads_back(source: Path, tmp_path: Path, codec: str, k: int, least_db: float) -> None:
+    report = made(source, tmp_path / "out", codec, k)
+    assert report.totals["sqnr_db"] > least_db
+    before, after = values(source), values(tmp_path / "out")
+    assert set(before) == set(after)
+    noise = signal = 0.0
+    for name, w in before.items():
+        if "up_proj" not in name:
+            assert torch.equal(after[name], w), name
+            continue
+        assert after[name].dtype == w.dtype
+        noise += float((after[name].double() - w.double()).square().sum())
+        signal += float(w.double().square().sum())
+    assert 10 * torch.tensor(signal / noise).log10().item() > least_db
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_the_config_says_what_it_is(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "model")
+    made(source, tmp_path / "out", "compressed-tensors", 4)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "llama" and "transformers_weights" not in config
+    said = config["quantization_config"]
+    assert said["format"] == "pack-quantized" and said["ignore"] == ["lm_head"]
+    assert said["config_groups"]["group_0"]["weights"]["group_size"] == 128
+    made(source, tmp_path / "nf4", "bnb-nf4", 4)
+    said = json.loads((tmp_path / "nf4" / "config.json").read_text())["quantization_config"]
+    assert said["quant_method"] == "bitsandbytes" and said["llm_int8_skip_modules"] == ["lm_head"]
+
+
+def test_nf4_is_that_of_the_operators(tmp_path: Path) -> None:
+    """Whose bytes are those of bitsandbytes (tests/functional/test_nf4.py)."""
+    source = make_source(tmp_path / "model")
+    made(source, tmp_path / "out", "bnb-nf4", 4)
+    name = "model.layers.1.mlp.up_proj.weight"
+    with (
+        safe_open(source / "model.safetensors", "pt") as before,
+        safe_open(tmp_path / "out" / "model.safetensors", "pt") as after,
+    ):
+        q = quantize_nf4(before.get_tensor(name))
+        assert torch.equal(after.get_tensor(name).view(-1), q.codes)
+        assert torch.equal(after.get_tensor(name + ".absmax"), q.absmax)
+        state = bytes(after.get_tensor(name + ".quant_state.bitsandbytes__nf4").tolist())
+        assert json.loads(state) == {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [49, 256]}
+    assert torch.equal(values(tmp_path / "out")[name], dequantize_nf4(q))
+
+
+@pytest.mark.parametrize("codec, k", [("compressed-tensors-g32", 4), ("int8", 8), ("bnb-nf4", 4)])
+def test_tiles_of_any_size_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, k: int
+) -> None:
+    source = make_source(tmp_path / "model")
+    made(source, tmp_path / "whole", codec, k)
+    monkeypatch.setattr("kbitq.checkpoint.source.tile_reader.MIN_TILE_BYTES", 64)
+    for tile in (200, 3000):  # a row is cut, some rows
+        monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda *_, tile=tile: tile)
+        made(source, tmp_path / f"{tile}", codec, k)
+        for name in ("model.safetensors", "quantization_report.json", "SHA256SUMS"):
+            assert (tmp_path / f"{tile}" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_source(tmp_path / "model")
+    made(source, tmp_path / "whole", "compressed-tensors", 4)
+    monkeypatch.setattr("kbitq.checkpoint.passes.journal.SYNC_SECONDS", 0.0)
+    monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda *_: 4096)
+
+    def stop(at: Any) -> None:
+        if at.bytes_done > 0.8 * at.bytes_total:
+            raise KeyboardInterrupt
+
+    plan = plan_quantize(source, tmp_path / "out", QuantizeOptions(k=4, codec="compressed-tensors"))
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, stop)
+    assert not (tmp_path / "out").exists()
+    report = made(source, tmp_path / "out", "compressed-tensors", 4)
+    assert report.reused[0] > 0
+    whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == whole
+
+
+def test_what_a_format_cannot_hold_is_refused_in_the_plan(tmp_path: Path) -> None:
+    odd = make_source(tmp_path / "odd", **{"model.layers.9.mlp.up_proj.weight": torch.ones(64, 200).bfloat16()})
+    for codec, k in (("compressed-tensors", 4), ("bnb-nf4", 4)):
+        with pytest.raises(SelectionError, match=r"layers\.9.*200 columns"):
+            plan_quantize(odd, tmp_path / "out", QuantizeOptions(k=k, codec=codec))
+    made(odd, tmp_path / "kept", "bnb-nf4", 4, exclude=("*layers.9*",))
+    experts = make_source(tmp_path / "moe", **{"model.layers.9.mlp.experts.up_proj": torch.ones(4, 64, 128).bfloat16()})
+    with pytest.raises(SelectionError, match="3 dimensions"):
+        plan_quantize(experts, tmp_path / "out", QuantizeOptions(k=4, codec="compressed-tensors"))
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "model")
+
+    def plan(out: str = "out", k: int | None = 4, **options: Any) -> Any:
+        return plan_quantize(source, tmp_path / out, QuantizeOptions(k=k, codec="compressed-tensors", **options))
+
+    for call, said in (
+        (lambda: plan(k=3), "K = 3"),
+        (lambda: plan("out.safetensors"), "folder"),
+        (lambda: plan(device="cuda"), "CPU"),
+        (lambda: plan(calibration=tmp_path), "calibration"),
+    ):
+        with pytest.raises(SelectionError, match=said):
+            call()
+    for name in ("compressed-tensors-g48", "compressed-tensors-row", "int8-g32", "bnb-nf4-x"):
+        with pytest.raises(CodecError, match="not known"):
+            get_codec(name)
+    assert output_codec("planes") is None and output_codec("trellis/128") is None
+
+
+def test_mse_is_better_and_rows_may_be_cut() -> None:
+    codec = CompressedTensors("compressed-tensors-g32", "compressed-tensors", 32, "BF16")
+    w = torch.randn(6, 96, generator=torch.Generator().manual_seed(1))
+    errors = {}
+    for scale in ("mse", "absmax"):
+        parts = codec.encode(w, Request(4, torch.ones(1), scale))
+        errors[scale] = codec.stats(w, parts)[:, 1].sum()
+        pieces = codec.encode(w.view(18, 32), Request(4, torch.ones(1), scale))
+        assert torch.equal(pieces["packed"].view(6, -1), parts["packed"])
+        assert torch.equal(codec.block_stats(w, parts)[:, 1].view(6, -1).sum(1), codec.stats(w, parts)[:, 1])
+    assert errors["mse"] < 0.97 * errors["absmax"]
