@@ -42,7 +42,7 @@ def curve(sides: Sequence[Side], uniform: Mapping[str, Points], normal: Mapping[
     x = {**_BITS, "scale": {"zero": False, "nice": False, "padding": 18}, "axis": {"format": "~g", "tickCount": 7}}
     return chart(
         height=340, encoding={"x": x, "y": _UP},
-        layer=[_lines(lines), _codec_names(lines), *_others(), _dots(sides, dots), *_marks(sides)],
+        layer=[_lines(lines), *_codec_names(lines), *_others(), _dots(sides, dots), *_marks(sides)],
         resolve={"scale": {"color": "independent", "shape": "independent"}},
     )  # fmt: skip
 
@@ -75,12 +75,12 @@ def _lines(values: list[Row]) -> Spec:
     }
 
 
-def _codec_names(values: list[Row]) -> Spec:
-    """The name of each codec at the end of its curve, if there are several."""
+def _codec_names(values: list[Row]) -> list[Spec]:
+    """The name of each codec at the end of its curve, if there are several: Vega warns of a layer without values."""
     last = {v["codec"]: v for v in sorted(values, key=lambda v: v["bpw"])}
     mark = {"type": "text", "align": "right", "dy": -12, "fontSize": 11, "fontWeight": "bold", "color": "var(--muted)"}
-    points = list(last.values()) if len(last) > 1 else []
-    return {"data": {"values": points}, "mark": mark, "encoding": {"text": {"field": "codec"}}}
+    layer = {"data": {"values": list(last.values())}, "mark": mark, "encoding": {"text": {"field": "codec"}}}
+    return [layer] if len(last) > 1 else []
 
 
 def _others() -> list[Spec]:

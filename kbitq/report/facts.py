@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kbitq.checkpoint.plan.totals import codec_of
 from kbitq.report.charts import overall
 from kbitq.report.side import Side
 from kbitq.report.texts import ks, size
@@ -78,6 +79,7 @@ def origin(side: Side) -> list[tuple[str, str, bool]]:
         ("Command", side.command or "not recorded: a single file holds its tensors' options only", bool(side.command)),
         ("Recipe", _recipe(side.ledger), False),
         ("Version", f"kbitq {side.ledger['kbitq']}" if side.ledger.get("kbitq") else "not recorded", False),
+        ("Codec", ", ".join(sorted({codec_of(r) for r in side.rows})), False),
         ("Codebook", said["codebook"], False),
         ("Scale rule", said["scale"], False),
     ]

@@ -26,7 +26,7 @@ from kbitq.report import charts, curves, facts, tensor_charts
 from kbitq.report.difference import difference
 from kbitq.report.expected import CHANGES, STEPS, expected_db, step_names
 from kbitq.report.groups import mean_sqnr_db
-from kbitq.report.side import Side, Watch, read_side
+from kbitq.report.side import Row, Side, Watch, read_side
 from kbitq.report.usage import usage
 from kbitq.text_safety import all_printable
 
@@ -93,11 +93,16 @@ def page_data(sides: Sequence[Side], against: str | Path | Storage | None, progr
     }
     return {
         "sides": [{"key": side.key, "name": side.name} for side in sides],
-        "rows": {side.key: {row["name"]: {key: row[key] for key in _ROW} for row in side.rows} for side in sides},
+        "rows": {side.key: {row["name"]: _row(row) for row in side.rows} for side in sides},
         "compared": compared and [row for row in compared if row["name"] in names],
         "usage": _usage(sides, against, progress),
         "charts": {name: spec for name, spec in drawn.items() if spec is not None},
     }
+
+
+def _row(row: Row) -> Row:
+    """Of a tensor, what the page's scripts show."""
+    return {**{key: row[key] for key in _ROW}, "coding": codec_of(row)}
 
 
 def _usage(sides: Sequence[Side], against: str | Path | Storage | None, progress: Watch) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from kbitq.errors import BuildError, CheckpointError
 from kbitq.eval.perplexity import Divergence, Evaluation
 from kbitq.eval.record import save_evaluation
 from kbitq.report.expected import STEPS, expected_db, step_of
+from kbitq.report.facts import origin
 from kbitq.report.html import page_data, write_page
 from kbitq.report.side import read_side
 
@@ -183,6 +184,7 @@ def test_choosing_a_tensor(browser: Browser, page: Path) -> None:
         "box.dispatchEvent(new Event('change'))", name,
     )  # fmt: skip
     assert bars(browser, 32) == 32  # levels of K = 5
+    assert "planes" in browser.run("return document.getElementById('tensor-facts').textContent")
     found = browser.run("return data.usage[arguments[0]].A", name)
     assert sum(found["indices"]) == 96 * 100
     assert sum(found["scales"]) == 96 * 4
@@ -370,7 +372,11 @@ def test_each_codec_has_its_curves(made: tuple[Path, Path], tmp_path: Path) -> N
     """Of normal weights and of these, for `planes` and for what the checkpoint is coded with."""
     out = tmp_path / "trellis.safetensors"
     run(plan_quantize(made[0], out, QuantizeOptions(k=2, codec="trellis")))
-    lines, names = page_data([read_side("A", out, made[0], None)], made[0])["charts"]["curve"]["layer"][:2]
+    side = read_side("A", out, made[0], None)
+    data = page_data([side], made[0])
+    assert {row["coding"] for row in data["rows"]["A"].values()} == {"trellis"}
+    assert ("Codec", "trellis", False) in origin(side)
+    lines, names = data["charts"]["curve"]["layer"][:2]
     found = {(v["codec"], v["weights"]): 0 for v in lines["data"]["values"]}
     for value in lines["data"]["values"]:
         found[value["codec"], value["weights"]] += 1

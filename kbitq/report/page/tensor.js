@@ -4,6 +4,7 @@ const RANGE = 1.5; // of a weight over its block's scale, either way
 const KEYS = data.sides.map((side) => side.key);
 const FACTS = [
   ["Shape", (r) => shape(r.shape)],
+  ["Codec", (r) => r.coding],
   ["K", (r) => String(r.k)],
   ["Bits per weight", (r) => r.bits_per_weight.toFixed(2)],
   ["SQNR", (r) => (r.sqnr_db === null ? (r.max_abs_err === 0 ? "exact" : "-") : `${r.sqnr_db.toFixed(2)} dB`)],
