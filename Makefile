@@ -14,6 +14,7 @@
 #   make examples   run every example on the CPU
 #   make wheel      a wheel for PyPI in dist/wheels    (KBITQ_ARCHITECTURES=90a-real: for these GPUs only)
 #   make sanitize   the core under ASan and UBSan
+#   make test-formats  decode many checkpoints with kbitq and with the packages of other formats (2 GB, in build/formats)
 #   make fuzz       hostile headers, indexes, configs, journals for a minute (FUZZ=20000: longer, and new ones each time)
 #
 # An active virtual environment is used; otherwise one is made in .venv. A torch that is already installed for
@@ -37,11 +38,11 @@ export HF_HUB_OFFLINE ?= 1
 export SKBUILD_CMAKE_DEFINE = KBITQ_CUDA=$(KBITQ_CUDA)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-fast test-lm-eval test-ray vllm test-vllm lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz clean
+.PHONY: help demo test test-fast test-lm-eval test-ray vllm test-vllm lint mypy format bench bench-gpu quality sqnr examples wheel sanitize fuzz test-formats clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,17s/^# *//p' Makefile
+	@sed -n '3,18s/^# *//p' Makefile
 
 demo: $(STAMP)-demo
 	$(PY) examples/demo.py
@@ -127,6 +128,18 @@ sanitize: $(STAMP)-test
 
 fuzz: $(STAMP)-test
 	KBITQ_FUZZ_EXAMPLES=$(FUZZ) KBITQ_RANDOM=$(filter-out file,$(origin FUZZ)) $(PY) -m pytest -q tests/checkpoint/test_fuzz.py
+
+# Other tools' packages, of the versions that docs/formats.md names, in an environment of their own.
+FORMATS := build/formats
+test-formats: $(FORMATS)/ready
+	PYTHONPATH=tests $(FORMATS)/bin/python tests/formats/compare.py
+
+$(FORMATS)/ready: tests/formats/packages.txt $(SOURCES)
+	@[ -d $(FORMATS) ] || $(PYTHON) -m venv $(FORMATS)
+	$(FORMATS)/bin/pip install -q -r tests/formats/packages.txt
+	$(FORMATS)/bin/pip install -q --no-deps --no-build-isolation gptqmodel==7.7.0
+	$(FORMATS)/bin/pip install -q --no-build-isolation --no-deps -e .
+	@touch $@
 
 clean:
 	rm -rf build dist demo .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

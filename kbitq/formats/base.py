@@ -44,7 +44,7 @@ class StoredValues(Protocol):
         """``count`` rows of a tensor, ``[count, ...]``."""
 
     def columns(self, name: str, first: int, count: int) -> Tensor:
-        """``count`` columns of a matrix, ``[rows, count]``."""
+        """``count`` columns of a matrix, ``[rows, count]``; a view, not to be written."""
 
     def elements(self, name: str, first: int, count: int) -> Tensor:
         """``count`` elements of a tensor in its order, ``[count]``."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_LINE = 1 << 12  # codes that are decoded as one row
+
+
 @dataclass(frozen=True)
 class Packing:
     """Codes of ``bits`` bits, ``fields`` of them in an element of ``size`` bytes."""
@@ -90,15 +93,18 @@ class Hqq:
         part, place = divmod(row, step)
         start, count = place * self.width + column, (rows - 1) * self.width + cols
         data = values.raw(self.stored[0], start * packing.size, count * packing.size)
-        starts = torch.arange(rows, dtype=torch.int64) * (self.width * packing.size)
-        shifts = torch.full((rows,), packing.bits * (packing.fields - 1 - part), dtype=torch.int32)
-        if self.axis == 1:
-            scale, zero = (values.elements(name, row, rows).view(rows, 1) for name in self.stored[1:3])
-        else:
-            scale, zero = (values.elements(name, column, cols).view(1, cols) for name in self.stored[1:3])
+        first, groups = (row, rows) if self.axis == 1 else (column, cols)
+        # Codes of a run follow one another at one shift, so they may be cut into other rows: of a size for threads.
+        length = rows * cols
+        count = rows if self.axis == 1 else cols
+        lines = next(n for n in (length // _LINE, 1) if n and count % n == 0)
+        scale, zero = (values.elements(name, first, groups).view(lines, -1) for name in self.stored[1:3])
+        starts = torch.arange(lines, dtype=torch.int64) * (length // lines * packing.size)
+        shifts = torch.full((lines,), packing.bits * (packing.fields - 1 - part), dtype=torch.int32)
         order = "words" if packing.size == 4 else "bytes"
         return decode_codes(
-            data, packing.bits, cols, scale, scale.dtype, zero=zero, group_size=cols if self.axis == 1 else 1,
+            data, packing.bits, length // lines, scale, scale.dtype, zero=zero,
+            group_size=self.width if self.axis == 1 else 1,
             starts=starts, shifts=shifts, order=order, round_each=True,
         )  # fmt: skip
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 import kbitq
 from formats.makers.cases import digest
+from formats.reading import PLAIN, decoded, write_folder
 from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, inspect, plan_quantize, run, verify
 from kbitq.checkpoint.source.recognise import open_source
-from kbitq.checkpoint.source.tile_reader import TileReader
 
 DATA = Path(__file__).parent / "data"
 
@@ -28,26 +28,11 @@ def fixtures() -> Iterator[Any]:
 
 
 def laid_out(place: Path, path: Path, number: int, case: dict[str, Any]) -> Path:
-    """The folder of a fixture, with a plain weight beside what is quantized."""
-    place.mkdir()
+    """The folder of a fixture."""
     with safe_open(path, framework="pt") as file:
         mine = [name for name in file.keys() if name.startswith(f"{number}|")]  # noqa: SIM118 - not a mapping
         tensors = {name.partition("|")[2]: file.get_tensor(name) for name in mine}
-    tensors["model.norm.weight"] = torch.ones(64)
-    save_file(tensors, place / "model.safetensors", case["metadata"] or None)
-    (place / "config.json").write_text(json.dumps({"model_type": "tiny", **case["config"]}))
-    return place
-
-
-def decoded(folder: Path, tile_bytes: int) -> dict[str, torch.Tensor]:
-    checkpoint = open_source(folder)
-    found = {}
-    with TileReader(checkpoint, tile_bytes) as reader:
-        for name, tensor in checkpoint.tensors.items():
-            if tensor.foreign is not None:
-                parts = [reader.read(tensor, span).clone().reshape(-1) for span in reader.spans(tensor)]
-                found[name] = torch.cat(parts).view(tensor.shape)
-    return found
+    return write_folder(place, tensors, case["config"], case["metadata"])
 
 
 @pytest.mark.parametrize(("path", "number", "case"), list(fixtures()))
@@ -56,7 +41,7 @@ def test_as_the_package_decodes_them(tmp_path: Path, path: Path, number: int, ca
     for tile_bytes in (1, 1 << 20):
         found = decoded(folder, tile_bytes)
         assert {n: [str(t.dtype), list(t.shape), digest(t)] for n, t in found.items()} == case["decoded"]
-    assert open_source(folder).tensors.keys() == {*case["decoded"], "model.norm.weight"}
+    assert open_source(folder).tensors.keys() == {*case["decoded"], PLAIN}
 
 
 def gptq_folder(place: Path) -> Path:

@@ -159,11 +159,16 @@ inline void by_group(const DecodeCodesArgs& a, const float* of_row, int64_t c, i
         for (int i = 0; i < count; ++i) v[i] = op(v[i], of_row[a.group_of[c + i]]);
         return;
     }
-    for (int i = 0; i < count;) {
-        const int64_t at = c + i + a.phase, group = at / a.group_size, left = (group + 1) * a.group_size - at;
+    if (a.group_size == 1) {
+        for (int i = 0; i < count; ++i) v[i] = op(v[i], of_row[c + i]);
+        return;
+    }
+    const float* parameter = of_row + (c + a.phase) / a.group_size;
+    int64_t left = a.group_size - (c + a.phase) % a.group_size;
+    for (int i = 0; i < count; ++parameter, left = a.group_size) {
         const int stop = left < count - i ? i + static_cast<int>(left) : count;
-        const float parameter = of_row[group];
-        for (; i < stop; ++i) v[i] = op(v[i], parameter);
+        const float of_group = *parameter;
+        for (; i < stop; ++i) v[i] = op(v[i], of_group);
     }
 }
 

@@ -23,10 +23,14 @@ _KEPT_BYTES = 4 << 20  # of the tensors that are kept whole: group indices, scal
 class TensorValues:
     """The stored tensors that one weight is made of. Calls may come from several threads."""
 
-    def __init__(self, checkpoint: Checkpoint, files: OpenFiles, parts: tuple[SourceTensor, ...]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, files: OpenFiles, parts: tuple[SourceTensor, ...], band_bytes: int
+    ) -> None:
+        """``band_bytes``: of a matrix read by columns, as many are read (and kept) at once as fit."""
         self._parts: Mapping[str, SourceTensor] = {part.name: part for part in parts}
         self._files, self._distant = files, checkpoint.storage.distant
         self._kept: dict[str, Tensor] = {}
+        self._band_bytes, self._bands = band_bytes, dict[str, tuple[int, Tensor]]()
         self._copies: dict[str, int] = {}  # descriptors of nameless files
         self._lock = Lock()
 
@@ -59,6 +63,18 @@ class TensorValues:
 
     def columns(self, name: str, first: int, count: int) -> Tensor:
         part = self._parts[name]
+        cols = part.shape[1]
+        with self._lock:
+            start, band = self._bands.get(name, (0, None))
+        if band is None or not start <= first <= first + count <= start + band.shape[1]:
+            row_bytes = max(part.nbytes // max(cols, 1), 1)
+            width = min(cols - first, max(count, self._band_bytes // row_bytes))
+            start, band = first, self._columns(part, first, width)
+            with self._lock:
+                self._bands[name] = start, band
+        return band[:, first - start : first - start + count]
+
+    def _columns(self, part: SourceTensor, first: int, count: int) -> Tensor:
         rows, cols = part.shape
         if count == cols:
             return self._read(part, 0, part.nbytes).view(rows, cols)

@@ -22,6 +22,7 @@ from kbitq.format import BLOCK, matrix_shape, stored_dtype
 from kbitq.formats.base import ForeignWeight, matrix_of
 from kbitq.ops.dtypes import TORCH_DTYPES
 
+_BAND_TILES = 2  # of a matrix in another format that is read by columns
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
 
 
@@ -169,7 +170,7 @@ class TileReader:
         with self._decoding:
             name, values = self._stored
             if values is None or name != tensor.name:
-                values = TensorValues(self.checkpoint, self._files, tensor.parts)
+                values = TensorValues(self.checkpoint, self._files, tensor.parts, _BAND_TILES * self.tile_bytes)
                 self._stored = tensor.name, values
             return values
 
