@@ -127,7 +127,7 @@ sanitize: $(STAMP)-test
 	PY=$(PY) bash tests/sanitize.sh
 
 fuzz: $(STAMP)-test
-	KBITQ_FUZZ_EXAMPLES=$(FUZZ) KBITQ_RANDOM=$(filter-out file,$(origin FUZZ)) $(PY) -m pytest -q tests/checkpoint/test_fuzz.py
+	KBITQ_FUZZ_EXAMPLES=$(FUZZ) KBITQ_RANDOM=$(filter-out file,$(origin FUZZ)) $(PY) -m pytest -q tests/checkpoint/test_fuzz.py tests/formats/test_fuzz_formats.py
 
 # Other tools' packages, of the versions that docs/formats.md names, in an environment of their own.
 FORMATS := build/formats

@@ -24,8 +24,10 @@ from kbitq.calibration.weights import Weight, find_weights
 from kbitq.calibration.writer import Gathered, StatisticsWriter
 from kbitq.checkpoint.output.checksums import sha256
 from kbitq.checkpoint.output.destination import check_destination
+from kbitq.checkpoint.source.foreign import has_foreign_weights
 from kbitq.checkpoint.source.open import Checkpoint, open_checkpoint
 from kbitq.checkpoint.source.progress import Progress
+from kbitq.checkpoint.source.recognise import prepare_source
 from kbitq.errors import CalibrationError
 from kbitq.eval.failures import told
 from kbitq.eval.texts import FIELD
@@ -106,11 +108,12 @@ def calibrate(
     """
     started, options = time.monotonic(), options or Options()
     folder, out = Path(model), Path(out)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = _opened(folder)
     check_destination(checkpoint, out, options.force, is_file=False, marker=SUMMARY_FILE)
     device = resolve_device(options.device)
     skeleton = loaded = None
-    if fits_whole(checkpoint, _block(options), device, options.max_memory):
+    # transformers would run other tools' formats with their packages; decoded weights are put into a model here.
+    if not checkpoint.schemes and fits_whole(checkpoint, _block(options), device, options.max_memory):
         loaded = load_any_model(
             folder, device=device, dtype=options.dtype, trust_remote_code=options.trust_remote_code
         )  # fmt: skip
@@ -134,6 +137,14 @@ def calibrate(
         summary = writer.finish(job.model, job.text, versions(), replace=options.force)
     notes += _about_missing([*left_out, *unseen])
     return Calibration(out, summary, windows.numel(), time.monotonic() - started, notes)
+
+
+def _opened(folder: Path) -> Checkpoint:
+    """A model's files; weights in other tools' formats are tensors that decode."""
+    checkpoint = open_checkpoint(folder)
+    if has_foreign_weights(checkpoint):
+        prepare_source(checkpoint)
+    return checkpoint
 
 
 @dataclass(frozen=True)

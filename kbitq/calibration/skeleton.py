@@ -11,11 +11,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from kbitq.calibration.weights import Way, find_ways
-from kbitq.checkpoint.source.open import Checkpoint
+from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
+from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.errors import CalibrationError
 from kbitq.eval.failures import told
 from kbitq.integrations.transformers.loading import model_class
 from kbitq.integrations.transformers.manifest import DTYPES
+from kbitq.ops.dtypes import TORCH_DTYPES
 from kbitq.text_safety import shown
 
 
@@ -92,6 +94,8 @@ class Skeleton:
 
     def _tensor(self, name: str) -> Tensor:
         stored = self._checkpoint.tensors[name]
+        if stored.foreign is not None:
+            return self._decoded(stored)
         if stored.scaling is not None or (
             stored.dtype not in DTYPES and not stored.dtype.startswith(("I", "U", "BOOL"))
         ):
@@ -99,6 +103,15 @@ class Skeleton:
         path = self._folder / stored.file if self._folder.is_dir() else self._folder
         with safe_open(path, framework="pt") as file:
             return file.get_tensor(name)
+
+    def _decoded(self, stored: SourceTensor) -> Tensor:
+        """A weight in another tool's format, decoded a tile at a time."""
+        dtype = TORCH_DTYPES[stored.dtype]
+        whole = torch.empty(stored.shape, dtype=dtype)
+        raw = whole.view(-1).view(torch.uint8)
+        with TileReader(self._checkpoint) as reader:
+            reader.read_into(stored, 0, raw)
+        return whole
 
 
 def find_layers(model: Any, where: str) -> tuple[str, list[Any]]:
@@ -123,6 +136,8 @@ def _made(folder: Path, checkpoint: Checkpoint, dtype: str) -> Any:
 
     with told(f"{folder} cannot be made as a model"):
         config = transformers.AutoConfig.from_pretrained(folder)
+        if checkpoint.schemes and hasattr(config, "quantization_config"):
+            del config.quantization_config  # the model is made to hold what its weights decode to
         found = model_class(folder)
         wanted = getattr(torch, dtype) if dtype != "auto" else config.dtype or _stored_dtype(checkpoint)
         build = getattr(found, "_from_config", None) or found.from_config

@@ -1,11 +1,14 @@
 """A model that does not fit is run layer by layer, and gives what the whole one gives."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -151,3 +154,27 @@ def test_a_layer_that_does_not_fit_says_what_it_needs(model: Callable[..., Path]
     need = int(str(raised.value.data["need"]))
     calibrate(folder, [text], tmp_path / "stats", by_layers("llama", need))
     assert not list(tmp_path.glob(".*"))
+
+
+def test_weights_in_another_tools_format_are_decoded(model: Callable[..., Path], text: Path, tmp_path: Path) -> None:
+    """The same statistics as of the model that they decode to; transformers' way to run such models is not taken."""
+    stored, plain = model("llama"), tmp_path / "plain"
+    shutil.copytree(stored, plain)
+    tensors, decoded = load_file(stored / "model.safetensors"), {}
+    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+        scale = tensors[name].abs().amax(1, keepdim=True) / 127
+        codes = (tensors[name] / scale).round().to(torch.int8)
+        decoded[name] = codes.to(torch.bfloat16) * scale
+        tensors.update({name: codes, f"{name}_scale": scale})
+    save_file({**load_file(plain / "model.safetensors"), **decoded}, plain / "model.safetensors", {"format": "pt"})
+    save_file(tensors, stored / "model.safetensors", {"format": "pt"})
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    (stored / "config.json").write_text(json.dumps(config))
+    calibrate(stored, [text], tmp_path / "stored stats", by_layers("llama"))
+    calibrate(plain, [text], tmp_path / "plain stats", by_layers("llama"))
+    made = {p.name: load_file(p) for p in (tmp_path / "stored stats").glob("hessians-*.safetensors")}
+    assert len(made) == 2
+    for name, expected in made.items():
+        again = load_file(tmp_path / "plain stats" / name)
+        assert again.keys() == expected.keys() and all(again[key].equal(value) for key, value in expected.items())

@@ -37,6 +37,11 @@ def resolve(checkpoint: Checkpoint) -> dict[str, str]:
     return {name: reason for name, reason in dropped.items() if name not in tensors}
 
 
+def has_foreign_weights(checkpoint: Checkpoint) -> bool:
+    """Whether any of a checkpoint's weights are in another tool's format that is read here."""
+    return bool(recognise(catalogue_of(checkpoint)).weights)
+
+
 def schemes(weights: list[ForeignWeight]) -> dict[str, int]:
     """How many weights a checkpoint has of each scheme, the most frequent first."""
     counts: dict[str, int] = {}
