@@ -1,0 +1,63 @@
+"""Outputs in other tools' formats, loaded and run by transformers with the formats' own packages, where these are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+
+PACKAGES = {"bnb-nf4": "bitsandbytes"}
+# What the logits may differ from those of the source, as a share of their norm.
+LOADED = [("compressed-tensors", 4, 0.4), ("compressed-tensors-channel", 8, 0.05), ("int8", 8, 0.06), ("fp8", 8, 0.15),
+          ("bnb-nf4", 4, 0.4)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("model")
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        return model(torch.arange(24)[None]).logits.float()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("codec, k, bound", LOADED)
+def test_transformers_loads_and_runs_it(source: Path, tmp_path: Path, codec: str, k: int, bound: float) -> None:
+    pytest.importorskip(PACKAGES.get(codec, "compressed_tensors"))
+    run(plan_quantize(source, tmp_path / "out", QuantizeOptions(k=k, codec=codec)))
+    want, got = logits(source), logits(tmp_path / "out")
+    assert 0 < (got - want).norm() < bound * want.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_nf4_is_byte_for_byte_what_bitsandbytes_saves(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.bfloat16, quantization_config=settings, device_map="cpu"
+    )
+    model.save_pretrained(tmp_path / "theirs")
+    run(plan_quantize(source, tmp_path / "ours", QuantizeOptions(k=4, codec="bnb-nf4")))
+    theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
+    assert set(theirs) == set(ours)
+    for name, tensor in theirs.items():
+        assert tensor.dtype == ours[name].dtype and torch.equal(tensor, ours[name]), name
