@@ -343,22 +343,19 @@ struct Iq1M : GgufBlock<29, 256, 56> {  // rows[32], upper bits and directions[1
     }
 };
 
-// Calls body with the block of a type; false for a type that has none here.
+template <typename... Blocks>
+struct GgufBlocks {
+    // Calls body with the block of a type; false for a type that has none here.
+    template <typename Body>
+    static bool with(int type, Body&& body) {
+        return ((type == Blocks::kType && (body(Blocks{}), true)) || ...);
+    }
+};
+
 template <typename Body>
 static inline bool with_gguf_block(int type, Body&& body) {
-#define KBITQ_CASE(Block) \
-    case Block::kType: body(Block{}); return true;
-    switch (type) {
-        KBITQ_CASE(Q4_0)
-        KBITQ_CASE(Q4_1)
-        KBITQ_CASE(Q5_0)
-        KBITQ_CASE(Q5_1)
-        KBITQ_CASE(Q8_0) KBITQ_CASE(Q2_K) KBITQ_CASE(Q3_K) KBITQ_CASE(Q4_K) KBITQ_CASE(Q5_K) KBITQ_CASE(Q6_K)
-            KBITQ_CASE(Q8_K) KBITQ_CASE(Iq4Nl) KBITQ_CASE(Iq4Xs) KBITQ_CASE(Mxfp4) KBITQ_CASE(Nvfp4) KBITQ_CASE(Tq1_0)
-                KBITQ_CASE(Tq2_0) KBITQ_CASE(Iq2Xxs) KBITQ_CASE(Iq2Xs) KBITQ_CASE(Iq2S) KBITQ_CASE(Iq3Xxs)
-                    KBITQ_CASE(Iq3S) KBITQ_CASE(Iq1S) KBITQ_CASE(Iq1M) default : return false;
-    }
-#undef KBITQ_CASE
+    return GgufBlocks<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4,
+                      Tq1_0, Tq2_0, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Iq1S, Iq1M>::with(type, body);
 }
 
 }  // namespace

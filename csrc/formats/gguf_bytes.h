@@ -73,7 +73,22 @@ struct Levels16 {
     uint64_t low, high;
 };
 KBITQ_GGUF void take_levels(int8_t* q, Levels16 levels, const uint8_t* bytes, int shift) {
-#if defined(__SSSE3__) && !defined(__CUDACC__)
+#if defined(__CUDACC__)  // four at a time: byte permutes of either half of the table, one of them chosen by the fourth
+                         // bit
+    for (int i = 0; i < kGroup; i += 4) {
+        const uint32_t word =
+            bytes[i] | bytes[i + 1] << 8 | bytes[i + 2] << 16 | static_cast<uint32_t>(bytes[i + 3]) << 24;
+        const uint32_t index = word >> shift & 0x0F0F0F0Fu, pairs = (index | index >> 4) & 0x00FF00FFu;
+        const uint32_t three = (pairs | pairs >> 8) & 0x7777u;
+        const uint32_t upper = (index >> 3 & 0x01010101u) * 0xFFu;
+        const uint32_t low =
+            __byte_perm(static_cast<uint32_t>(levels.low), static_cast<uint32_t>(levels.low >> 32), three);
+        const uint32_t high =
+            __byte_perm(static_cast<uint32_t>(levels.high), static_cast<uint32_t>(levels.high >> 32), three);
+        const uint32_t found = (low & ~upper) | (high & upper);
+        for (int j = 0; j < 4; ++j) q[i + j] = static_cast<int8_t>(found >> 8 * j);
+    }
+#elif defined(__SSSE3__)
     const __m128i table = _mm_set_epi64x(static_cast<long long>(levels.high), static_cast<long long>(levels.low));
     const __m128i index = _mm_srli_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)), shift);
     _mm_store_si128(reinterpret_cast<__m128i*>(q), _mm_shuffle_epi8(table, _mm_and_si128(index, _mm_set1_epi8(15))));

@@ -12,6 +12,7 @@ from kbitq._core import core
 from kbitq.format.ggml_types import BY_NAME, GgmlType
 from kbitq.ops import codec
 from kbitq.ops.dtypes import TORCH_DTYPES
+from kbitq.ops.gradients import _after_autograd, _below_autograd
 
 FUSED_ROWS = 8
 """Rows of x up to which the blocks are multiplied as they are; above, panels of the weight are decoded."""
@@ -155,19 +156,30 @@ def _linear_fake(x: Tensor, raw: Tensor, type: str, shape: Sequence[int]) -> Ten
     return x.new_empty((*x.shape[:-1], shape[-2]))
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, raw, ctx.type, ctx.shape = inputs
-    ctx.save_for_backward(raw)
+class _GgufLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, x: Tensor, raw: Tensor, type: str, shape: Sequence[int]) -> Tensor:
+        ctx.save_for_backward(raw)
+        ctx.type, ctx.shape = type, shape
+        with _below_autograd():
+            return torch.ops.kbitq.gguf_linear.default.redispatch(keyset & _after_autograd, x, raw, type, shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (raw,) = ctx.saved_tensors
+        weight = torch.ops.kbitq.dequantize_gguf(raw, ctx.type, ctx.shape, grad.dtype)
+        return None, grad @ weight, None, None, None
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (raw,) = ctx.saved_tensors
-    weight = torch.ops.kbitq.dequantize_gguf(raw, ctx.type, ctx.shape, grad.dtype)
-    return grad @ weight, None, None, None
+def _linear_autograd(keyset: Any, x: Tensor, raw: Tensor, type: str, shape: Sequence[int]) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _GgufLinear.apply(keyset, x, raw, type, shape)
+    with _below_autograd():
+        return torch.ops.kbitq.gguf_linear.default.redispatch(keyset & _after_autograd, x, raw, type, shape)
 
 
 codec.register(
     "dequantize_gguf(Tensor raw, str type, SymInt[] shape, ScalarType dtype) -> Tensor", _dequantize, _dequantize_fake
 )
 codec.register("gguf_linear(Tensor x, Tensor raw, str type, SymInt[] shape) -> Tensor", _linear, _linear_fake)
-torch.library.register_autograd("kbitq::gguf_linear", _backward, setup_context=_keep_for_backward, lib=codec.library)
+codec.library.impl("gguf_linear", _linear_autograd, "Autograd", with_keyset=True)

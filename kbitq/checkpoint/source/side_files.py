@@ -22,6 +22,8 @@ PICKLE_SUFFIXES = frozenset(
 OTHER_WEIGHTS_SUFFIXES = frozenset(
     (".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".tflite", ".mlmodel", ".mlpackage", ".pb")
 )
+# They say how another tool quantized the source; programs that find them would take the output for that.
+OTHER_QUANTIZATION = frozenset(("hf_quant_config.json", "quantize_config.json", "quant_config.json"))
 WRITTEN_BY_KBITQ = frozenset((CONFIG_FILE, SUMS_FILE, REPORT_FILE, RECIPE_FILE, EVALUATION_FILE))
 
 
@@ -48,6 +50,8 @@ def sort_files(names: Iterable[str], weights: Iterable[str]) -> Sorted:
             result.notes.append(f"{name} is not carried over: pickles are refused")
         elif suffix in OTHER_WEIGHTS_SUFFIXES:
             result.notes.append(f"{name} is not carried over: weights in another format")
+        elif name in OTHER_QUANTIZATION:
+            result.notes.append(f"{name} is not carried over: it says how the source was quantized")
         elif is_duplicate_weights(name):
             result.notes.append(f"{name} is not carried over: a second copy of the weights")
         else:
