@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kbitq.errors import CheckpointError
 from kbitq.format import CONFIG_KEY, element_count, matrix_shape, tensor_nbytes
@@ -85,6 +85,14 @@ class ForeignWeight(Protocol):
         Exactly what the format's own package decodes them to, in ``dtype``. Raises CheckpointError for values that
         point outside the tensors.
         """
+
+
+@runtime_checkable
+class DecodesInto(Protocol):
+    """What a weight may have besides: decoding without a tensor in between."""
+
+    def decode_into(self, values: StoredValues, first_row: int, target: Tensor) -> None:
+        """Fill ``target``, uint8, with the bytes of whole rows from ``first_row`` on."""
 
 
 @dataclass

@@ -36,6 +36,11 @@ def dequantize(raw: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype 
     return torch.ops.kbitq.dequantize_gguf(raw, type, list(shape), dtype)
 
 
+def dequantize_into(raw: Tensor, type: str, out: Tensor) -> None:
+    """Fill ``out`` (flat, float32, bfloat16 or float16) with the values of blocks."""
+    core.decode_gguf(raw.contiguous().view(-1), _type(type).number, out, torch.get_num_threads(), codec.stream_of(raw))
+
+
 def linear(x: Tensor, raw: Tensor, type: str, shape: Sequence[int]) -> Tensor:
     """y = x W^T, W given by ggml's blocks.
 
@@ -124,14 +129,16 @@ def _linear(x: Tensor, raw: Tensor, type: str, shape: Sequence[int]) -> Tensor:
     kind = _type(type)
     _check_linear(x, raw, kind, shape)
     experts, (out_features, cols) = shape[0] if len(shape) == 3 else 1, shape[-2:]
-    rows = _aligned(x.reshape(experts, -1, cols))
+    stacked = x.dim() == 3 and x.shape[0] == experts
+    # Each call of torch that is left out here is a microsecond of a decode step.
+    rows = _aligned(x if stacked else x.unsqueeze(0) if x.dim() == 2 else x.reshape(experts, -1, cols))
     out = x.new_empty((experts, rows.shape[1], out_features))
-    flat = _aligned(raw).view(-1)
+    flat = _aligned(raw if raw.dim() == 1 else raw.reshape(-1))
     if kind.plain is None and rows.shape[1] <= FUSED_ROWS:
         core.linear_gguf(rows, flat, kind.number, out, torch.get_num_threads(), codec.stream_of(x))
     else:
         _by_panels(rows, flat, kind, out)
-    return out.view(*x.shape[:-1], out_features)
+    return out if stacked else out.view(*x.shape[:-1], out_features)
 
 
 def _by_panels(x: Tensor, raw: Tensor, kind: GgmlType, out: Tensor) -> None:

@@ -19,7 +19,7 @@ from kbitq.checkpoint.source.open_files import OpenFiles
 from kbitq.checkpoint.source.spans import Span, spans
 from kbitq.checkpoint.source.stored_values import TensorValues
 from kbitq.format import BLOCK, matrix_shape, stored_dtype
-from kbitq.formats.base import ForeignWeight, matrix_of
+from kbitq.formats.base import DecodesInto, ForeignWeight, matrix_of
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 _BAND_TILES = 2  # of a matrix in another format that is read by columns
@@ -159,6 +159,11 @@ class TileReader:
         done, limit = 0, max(1, self.tile_bytes // max(row_bytes, 1))
         while done < target.numel():
             first, within = divmod(start + done, row_bytes)
+            whole = 0 if within else min((target.numel() - done) // row_bytes, limit, rows - first)
+            if whole and isinstance(weight, DecodesInto):
+                weight.decode_into(self._values_of(tensor), first, target[done : done + whole * row_bytes])
+                done += whole * row_bytes
+                continue
             wanted = min(-(-(within + target.numel() - done) // row_bytes), limit, rows - first)
             decoded = weight.decode(self._values_of(tensor), first, wanted).contiguous().view(-1).view(torch.uint8)
             count = min(wanted * row_bytes - within, target.numel() - done)
