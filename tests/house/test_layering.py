@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Servers: each knows what they share, and the sentence by which a plan says what cannot be split over devices.
     "integrations.serving": {"_core", "checkpoint.plan", "codecs", "format", "ops"},
+    "integrations.sglang": {"format", "integrations.serving"},
     "integrations.vllm": {"format", "integrations.serving"},
 }  # fmt: skip
 # Packages that only one room (and the rooms in it) may import.

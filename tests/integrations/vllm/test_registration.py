@@ -10,7 +10,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
-@pytest.mark.parametrize("group", ["vllm.general_plugins"])
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])
 def test_servers_find_the_plug_in(group: str) -> None:
     declared = rf'\[project\.entry-points\."{re.escape(group)}"\]\nkbitq = "([\w.]+):(\w+)"\n'
     found = re.search(declared, PROJECT.read_text())
