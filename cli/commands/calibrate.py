@@ -16,6 +16,10 @@ EPILOG = parsing.examples(
     "kbitq quantize ./llama --k 2 --calibration stats",
 )
 
+_UNFINISHED = (
+    "nothing is under the final name yet; run again, and a model that is run layer by layer goes on where it was"
+)
+
 
 @spread
 def command(
@@ -39,7 +43,7 @@ def command(
 
     For each input of weights to be quantized OUT gets the sum over tokens of x xᵀ.
     """
-    console.begin(**vars(talk))
+    console.begin(**vars(talk), unfinished=_UNFINISHED)
     if not text:
         raise typer.BadParameter("Give a text to calibrate on: --text FILE.")
     from kbitq.calibration.calibrate import Options, calibrate

@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from kbitq.integrations.transformers.loading import load_any_model, load_tokeniz
 from kbitq.text_safety import shown
 
 HESSIAN_BLOCK = 8192
+WHOLE = {"whole": True}  # key of a run that nothing could go on from
+_FILES_AT_ONCE = 4  # of the model, that are hashed
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ def calibrate(
     if not weights:
         raise CalibrationError(f"{folder} has no weight that would be quantized", hint="give the unquantized model")
     about = {"sha256": fingerprint(windows), "samples": len(windows), "length": windows.shape[1], "seed": options.seed}
-    job = _Job(options, weights, windows, progress, {"sha256": fingerprint_of_model(checkpoint)}, about)
-    with StatisticsWriter(out, job.key(device)) as writer:
+    job = _Job(options, weights, windows, progress, _Fingerprint(checkpoint), about)
+    with job.model, StatisticsWriter(out, job.key(device) if skeleton is not None else WHOLE) as writer:
         writer.check_space(sum(hessian_nbytes(w.columns, _block(options), w.experts or 1) for w in weights))
         unseen = job.whole(loaded, writer) if skeleton is None else job.by_layers(skeleton, writer)
         if not writer.entries:
@@ -134,7 +137,7 @@ def calibrate(
                 f"{folder}: no input of {shown(weights[0].name)} or another weight to be quantized was seen",
                 hint="only weights that torch.nn.functional.linear multiplies by have statistics",
             )
-        summary = writer.finish(job.model, job.text, versions(), replace=options.force)
+        summary = writer.finish(job.model.as_json(), job.text, versions(), replace=options.force)
     notes += _about_missing([*left_out, *unseen])
     return Calibration(out, summary, windows.numel(), time.monotonic() - started, notes)
 
@@ -155,13 +158,13 @@ class _Job:
     weights: Sequence[Weight]
     windows: Tensor
     progress: Callable[[Progress], None] | None
-    model: dict[str, Any]
+    model: _Fingerprint
     text: dict[str, Any]
 
     def key(self, device: str) -> dict[str, Any]:
         """What every H depends on."""
         how = {"block": self.options.hessian_block, "dtype": self.options.dtype, "device": device}
-        return {**how, "model": self.model, "text": self.text, "versions": versions()}
+        return {**how, "model": self.model.as_json(), "text": self.text, "versions": versions()}
 
     def whole(self, model: Any, writer: StatisticsWriter) -> list[str]:
         """Run the whole model, and write every H; the names of weights that were given nothing."""
@@ -254,11 +257,25 @@ def _about_missing(names: Sequence[str]) -> list[str]:
     return [f"no statistics for {shown(names[0])}{others}: no input of it was seen"]
 
 
-def fingerprint_of_model(checkpoint: Checkpoint) -> str:
-    """SHA-256 (hexadecimal) over the digests of the weight files."""
-    root = Path(checkpoint.storage.where)
-    files = {name: sha256(root / name if root.is_dir() else root) for name in sorted(checkpoint.headers)}
-    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in files.items()).encode()).hexdigest()
+class _Fingerprint:
+    """SHA-256 over the digests of the weight files, made in threads while the model runs: a context manager."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        root = Path(checkpoint.storage.where)
+        files = {name: root / name if root.is_dir() else root for name in sorted(checkpoint.headers)}
+        self._pool = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="kbitq-hash")
+        self._digests = {name: self._pool.submit(sha256, path) for name, path in files.items()}
+
+    def __enter__(self) -> _Fingerprint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def as_json(self) -> dict[str, str]:
+        """What statistics say of the model; waits until it is known."""
+        lines = (f"{digest.result()}  {name}\n" for name, digest in self._digests.items())
+        return {"sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
 
 def versions() -> dict[str, str]:

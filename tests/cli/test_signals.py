@@ -39,6 +39,12 @@ setattr(place, name, slow)
 from kbitq.cli.main import run
 sys.exit(run())
 """
+HINTS = {
+    "calibrate": [
+        "hint: nothing is under the final name yet; "
+        "run again, and a model that is run layer by layer goes on where it was"
+    ]
+}
 AT_EVERY_TILE = "from kbitq.checkpoint.passes import journal; journal.SYNC_SECONDS = 0.0"
 READ, FORWARD = "kbitq.checkpoint.source.tile_reader:TileReader.read_into", "torch.nn:Module.__call__"
 
@@ -147,13 +153,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "name"), [("eval", "SIGTERM"), ("eval", "SIGINT"), ("generate", "SIGUSR1")])
+@pytest.mark.parametrize(
+    ("command", "name"), [("eval", "SIGTERM"), ("eval", "SIGINT"), ("generate", "SIGUSR1"), ("calibrate", "SIGINT")]
+)
 def test_running_a_model_ends_with_a_sentence(command: str, name: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox " * 400)
-    given = [model, "--text", "text.txt", "--window", 16] if command == "eval" else [model, "Hello", "--max-tokens", 40]
-    running = Running(tmp_path, FORWARD, command, *given)
+    given = {
+        "eval": ("--text", "text.txt", "--window", 16),
+        "generate": ("Hello", "--max-tokens", 40),
+        "calibrate": ("--text", "text.txt", "--length", 16, "-o", "stats"),
+    }
+    running = Running(tmp_path, FORWARD, command, model, *given[command])
     running.send(name)
-    assert running.ended() == (128 + getattr(signal, name), [f"error: interrupted{by(name)}"])
+    code, said = running.ended()
+    assert (code, said[0]) == (128 + getattr(signal, name), f"error: interrupted{by(name)}")
+    assert [line for line in said[1:] if not line.startswith("running: ")] == HINTS.get(command, [])
 
 
 @pytest.fixture
