@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kbitq import format as fmt
 from kbitq import ops
-from kbitq.codecs import fit
+from kbitq.codecs import feedback, fit
 from kbitq.codecs.base import Codec, Request, bits_per_weight, get_codec, part_kinds
 from kbitq.codecs.planes import Planes
 from kbitq.errors import NonFiniteError
@@ -128,6 +128,7 @@ def quantize(
     scale: str = "mse",
     codebook: str | os.PathLike[str] | Tensor = "optimal",
     importance: Tensor | None = None,
+    hessian: Tensor | None = None,
     name: str = "tensor",
     codec: str = fmt.DEFAULT_CODEC,
     scale_block: int = fmt.BLOCK,
@@ -143,6 +144,9 @@ def quantize(
         codebook: ``"optimal"``, ``"nf"``, ``"fit"`` (fitted to this tensor), a ``.json`` or ``.safetensors`` file, or a
             tensor of ascending levels: 2^k, of the trellis 2^(k+2).
         importance: ``[cols]`` weights of the squared error by column (``[E, cols]`` for fused experts), not negative.
+        hessian: ``[cols, cols]``, the sum over tokens of x xᵀ of what the weight is multiplied by (``[E, cols, cols]``
+            for fused experts): quantize with error feedback, for the least error of the products. ``importance`` then
+            only weighs in fitting a codebook.
         name: the tensor's name; a component ``experts`` makes a 3-D tensor a stack of matrices, and errors mention it.
         codec: how weights are coded: ``"planes"``, or ``"trellis"``, which has 1 to 2 dB less error at a size.
         scale_block: columns that share a scale: 32, or of the trellis 128 (then ``codec`` is ``"trellis/128"``).
@@ -156,6 +160,7 @@ def quantize(
         CodebookError: the codebook is not 2^k ascending finite levels.
         CodecError: there is no such codec.
         NonFiniteError: the tensor has NaN or infinite values.
+        CalibrationError: the hessian cannot be factorised.
     """
     coder = get_codec(fmt.with_scale_block(codec, scale_block))
     _check_input(tensor, k, name, coder)
@@ -164,7 +169,8 @@ def quantize(
     amax = _largest(w, name)
     weights = None if importance is None else _checked_importance(importance, w, name, shape)
     levels, codebook_name = _levels(coder, codebook, k, w, amax, weights)
-    made = coder.encode(w, Request(k, amax, scale, levels, weights))
+    request = Request(k, amax, scale, levels, weights)
+    made = coder.encode(w, request) if hessian is None else _with_feedback(coder, w, request, hessian, name, shape)
     sqnr_db, max_abs_err = summarise(coder.stats(w, made))
     parts = {part.name: made[part.name].reshape(part.shape) for part in coder.parts(name, shape, k)}
     return QuantizedTensor(parts, shape, tensor.dtype, k, scale, codebook_name, sqnr_db, max_abs_err, coder.name)
@@ -253,6 +259,25 @@ def _levels(
         return torch.as_tensor(fit.fit_tensor(w, k, amax, weights, codec).levels), "fit"
     levels, kind = codec.levels(codebook, k)
     return None if levels is None else torch.as_tensor(levels), kind
+
+
+def _with_feedback(
+    codec: Codec, w: Tensor, request: Request, hessian: Tensor, name: str, shape: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """The parts of a matrix, each expert of it with its own H, on the device of ``w``."""
+    if not isinstance(codec, Planes):
+        raise ValueError(f"hessian: the codec {codec.name} takes no error feedback")
+    experts, cols = shape[0] if fmt.is_fused_experts(name, shape) else 1, w.shape[1]
+    if tuple(hessian.shape) not in {(experts, cols, cols), *([(cols, cols)] if experts == 1 else [])}:
+        wanted = [experts, cols, cols] if experts > 1 else [cols, cols]
+        raise ValueError(f"{name}: hessian has shape {list(hessian.shape)}, needs {wanted}")
+    made = []
+    for rows, h in zip(w.chunk(experts), hessian.reshape(experts, cols, cols), strict=True):
+        factor = feedback.factorise(h.to(w.device))
+        tiles = rows.split(max(1, feedback.TILE_ELEMENTS // cols))
+        made += [feedback.encode(codec, tile.contiguous(), request, factor) for tile in tiles]
+    constant = part_kinds(codec.name)
+    return {n: made[0][n] if constant[n] else torch.cat([parts[n] for parts in made]) for n in made[0]}
 
 
 def _checked_importance(importance: Tensor, w: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:

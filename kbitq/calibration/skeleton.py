@@ -10,13 +10,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from kbitq.calibration.weights import Way, find_ways
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.errors import CalibrationError
 from kbitq.eval.failures import told
 from kbitq.integrations.transformers.loading import model_class
 from kbitq.integrations.transformers.manifest import DTYPES
+from kbitq.integrations.transformers.ways import Way, find_ways
 from kbitq.ops.dtypes import TORCH_DTYPES
 from kbitq.text_safety import shown
 

@@ -130,6 +130,12 @@ class Hessian:
             at += size
         return made
 
+    def usable(self, expert: int = 0) -> Tensor:
+        """H for error feedback: ``matrix``, or its diagonal alone where fewer tokens were seen than there are columns
+        (an expert that was rarely chosen)."""
+        h = self.matrix(expert)
+        return h if self.tokens_of(expert) >= len(h) else torch.diag(h.diagonal())
+
     def diagonal(self, expert: int = 0) -> Tensor:
         """The diagonal of H, float32 ``[in]`` on the CPU; H itself is not read. Raises as ``matrix`` does."""
         return self._read(DIAGONAL, expert)

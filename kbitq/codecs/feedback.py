@@ -31,6 +31,7 @@ from kbitq.ops.dtypes import TORCH_DTYPES
 
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 MOST_DAMPING = 1.0
+TILE_ELEMENTS = 1 << 24  # that a walk over the columns takes at once: few tiles are quicker, and each takes memory
 
 
 @dataclass(frozen=True)

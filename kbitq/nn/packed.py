@@ -31,6 +31,7 @@ class WeightInfo:
         max_abs_err: largest error, measured when quantizing.
         importance: SHA-256 of the importance file, where one was used.
         codec: how the weight is coded.
+        calibrated: fingerprint of the statistics that error feedback used, where it did.
     """
 
     dtype: torch.dtype = torch.float32
@@ -40,6 +41,14 @@ class WeightInfo:
     max_abs_err: float | None = None
     importance: str | None = None
     codec: str = fmt.DEFAULT_CODEC
+    calibrated: str | None = None
+
+    @classmethod
+    def described(cls, meta: fmt.TensorMeta) -> WeightInfo:
+        """What a file's description says."""
+        dtype = TORCH_DTYPES.get(meta.dtype, torch.float32)
+        made_with = meta.importance, meta.codec, meta.calibrated
+        return cls(dtype, meta.scale, meta.codebook, meta.sqnr_db, meta.max_abs_err, *made_with)
 
     @classmethod
     def of(cls, q: QuantizedTensor) -> WeightInfo:

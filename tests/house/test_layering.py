@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "choose": {"calibration.statistics", "codecs", "format"},
     "quantized": {"codecs", "ops", "format"},
     "functional": {"codecs", "ops", "format"},
-    "nn": {"choose", "codecs", "ops", "format", "quantized"},
+    "nn": {"choose", "codecs", "ops", "format", "on_the_fly", "quantized"},
     "card": set(),
     "eval": {"checkpoint.source", "checkpoint.output"},  # for the file that it writes beside a model
     # The way of a checkpoint, in this order: each room knows only the rooms above it.
@@ -58,6 +58,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.passes", "choose",
         "codecs", "format", "hub",
     },
+    # Weights that are no checkpoint are planned, measured and chosen for as a checkpoint is.
+    "on_the_fly": {
+        "checkpoint.source", "checkpoint.plan", "choose", "codecs", "format", "ops", "quantized",
+    },
     "report": {
         "card", "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.written",
         "choose", "codecs", "eval", "format", "ops", "quantized",
@@ -65,8 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {"checkpoint.source", "format"},  # it gives checkpoint a Storage
     "integrations": {"format", "nn"},
     "integrations.transformers": {
-        "integrations", "checkpoint.source", "checkpoint.output", "choose", "codecs", "format", "nn", "ops",
-        "quantized",
+        "integrations", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "choose", "codecs", "format", "nn",
+        "on_the_fly", "ops", "quantized",
     },
     # Servers: each knows what they share, and the sentence by which a plan says what cannot be split over devices.
     "integrations.serving": {"_core", "checkpoint.plan", "codecs", "format", "ops"},

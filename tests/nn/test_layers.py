@@ -185,7 +185,9 @@ def test_the_selection_is_that_of_the_command_line() -> None:
 def test_patterns_and_empty_selections_are_errors() -> None:
     with pytest.raises(kbitq.KbitqError, match="no_such_layer"):
         replace_linears(Model(), 3, exclude=["no_such_layer"])
-    with pytest.raises(kbitq.KbitqError, match="nothing to replace"):
+    with pytest.raises(kbitq.KbitqError, match="nothing to replace: the model has no linear layer"):
+        replace_linears(nn.Sequential(nn.LayerNorm(4)), 3)
+    with pytest.raises(kbitq.KbitqError, match=r"no tensor would be quantized; kept: fewer than 4,096 elements"):
         replace_linears(nn.Sequential(nn.Linear(4, 4)), 3)
 
 

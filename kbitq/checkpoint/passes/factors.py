@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kbitq.calibration.statistics import Hessian
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.memory import feedback_elements
@@ -45,15 +44,8 @@ class Factors:
         expert = span.first_element // span.row_length // self.rows_of_expert(tensor) if found.experts > 1 else 0
         key = tuple(found.tensors), expert
         if self._last is None or self._last[:2] != key:
-            self._last = (*key, factorised(tensor.name, usable_hessian(found, expert).to(self._device)))
+            self._last = (*key, factorised(tensor.name, found.usable(expert).to(self._device)))
         return self._last[2]
-
-
-def usable_hessian(found: Hessian, expert: int) -> torch.Tensor:
-    """H ``[in, in]`` on the CPU, or its diagonal where fewer tokens were seen than there are inputs (an expert that was
-    rarely chosen). Raises CalibrationError where it cannot be read."""
-    h = found.matrix(expert)
-    return h if found.tokens_of(expert) >= len(h) else torch.diag(h.diagonal())
 
 
 def factorised(name: str, h: torch.Tensor) -> feedback.Factor:

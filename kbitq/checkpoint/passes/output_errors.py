@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kbitq.checkpoint.passes.factors import factorised, usable_hessian
+from kbitq.checkpoint.passes.factors import factorised
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.sample import SAMPLE_RUN
@@ -122,7 +122,7 @@ class FeedbackMeter:
         key = found.tensors, expert
         if self._last is None or self._last[0] != key:
             self._last = None  # before the next is made: two may not fit
-            h = usable_hessian(found, expert)[:columns, :columns].to(self._device)
+            h = found.usable(expert)[:columns, :columns].to(self._device)
             factor = factorised(tensor.name, h)
             self._last = key, h.double(), factor
         return self._last[1], self._last[2]

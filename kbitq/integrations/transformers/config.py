@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from kbitq import format as fmt
-from kbitq.choose.selection import Selection
-from kbitq.codecs.base import Codec, codec_names, get_codec
-from kbitq.errors import OptionError
+from kbitq.checkpoint.plan.options import QuantizeOptions
+from kbitq.choose.recipe import rule_text
+from kbitq.choose.selection import TensorRule
+from kbitq.on_the_fly.options import OPTIONS, checked_names, checked_switch, levels_of, quantize_options, refuse_unknown
 
-_OPTIONS = ("k", "scale", "codebook", "codec", "include", "exclude", "keep_embeddings", "modules_to_not_convert")
-_ELSEWHERE = {
-    "bits": "k", "nbits": "k", "n_bits": "k", "num_bits": "k", "w_bit": "k", "weight_bits": "k",
-    "ignore": "modules_to_not_convert", "skip_modules": "modules_to_not_convert",
-    "llm_int8_skip_modules": "modules_to_not_convert",
-}  # fmt: skip
-"""What other quantizers call our options."""
-_COMMAND_ONLY = ("bpw", "size", "rule", "recipe", "importance", "only")
-"""Options of ``kbitq quantize`` that need more than one weight at a time."""
+_KNOWN = (*OPTIONS, "modules_to_not_convert", "dequantize")
+_ALWAYS = ("k", "scale", "codebook", "include", "exclude", "keep_embeddings", "modules_to_not_convert")
+_IF_GIVEN = ("codec", "bpw", "rules", "importance", "calibration")  # what a config says of itself, before quantizing
 _OF_A_FOLDER = ("format_version", "block_size", "scale_format", "dtype", "overrides", "shapes", "dtypes")
 
 
 class KbitqConfig(QuantizationConfigMixin):
     """How to quantize while loading, or what a quantized folder says of itself.
 
+    The options choose and code weights as those of ``kbitq quantize`` do. The defaults need no data.
+
     Args:
-        k: bits of an index, 2 to 8 for the codec ``planes``.
+        k: bits of an index, 2 to 8 for the codec ``planes``; 4 where neither it nor ``bpw`` is given.
         scale: ``"mse"`` or ``"absmax"``, as in :func:`kbitq.quantize`.
         codebook: ``"optimal"``, ``"nf"``, ``"fit"`` (fitted to each weight), a file, or 2^k levels.
-        include: patterns of weight names to quantize beside the usual ones.
+        include: patterns of weight names to quantize beside the usual ones, as the files have them.
         exclude: patterns of weight names to leave alone.
         keep_embeddings: leave embeddings as they are.
         modules_to_not_convert: names of modules to leave alone, as transformers matches them.
         dequantize: decode a quantized folder while loading it, into an ordinary model.
-        codec: how weights are coded, as in :func:`kbitq.quantize`.
+        codec: how weights are coded, as in :func:`kbitq.quantize`; with ``bpw`` also ``"auto"``.
+        scale_block: columns that share a scale, of the codec ``trellis``: 32 or 128.
+        bpw: bits per weight, on average, that K is chosen within for each weight: all are measured before the first
+            is loaded, as ``kbitq quantize --bpw`` does.
+        rules: of K, scale, codebook and codec by name, as the command line has them: ``"*.down_proj.weight=k4"``.
+        importance: a file of error weights by column, or a folder of ``kbitq calibrate``.
+        calibration: a folder of ``kbitq calibrate``: weights are quantized with error feedback.
 
     ``stored`` holds the other entries of a folder's ``quantization_config`` (docs/format.md, "Metadata"). One that is
     ``unknown`` is refused.
 
     Raises:
-        OptionError: there is no such option, or it does not take the value.
+        OptionError: there is no such option, it does not take the value, or two do not go together.
+        SelectionError: a rule is not understood.
         CodebookError: the codebook is not 2^k ascending finite levels.
     """
 
     def __init__(
         self,
-        k: int = 4,
+        k: int | None = None,
         scale: str = "mse",
         codebook: Any = "optimal",
         include: Sequence[str] = (),
@@ -58,23 +62,28 @@ class KbitqConfig(QuantizationConfigMixin):
         modules_to_not_convert: Sequence[str] | None = None,
         dequantize: bool = False,
         codec: str = fmt.DEFAULT_CODEC,
+        scale_block: int | None = None,
+        bpw: float | None = None,
+        rules: Sequence[str | TensorRule] = (),
+        importance: str | os.PathLike[str] | None = None,
+        calibration: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
-        for name, value in unknown.items():
-            raise OptionError(f"KbitqConfig has no option '{name}': {_instead_of(name, value)}", argument=name)
+        refuse_unknown("KbitqConfig", unknown, _KNOWN)
         self.quant_method: Any = fmt.QUANT_METHOD
-        coder = _checked_codec(codec)
-        self.codec, self.k = codec, _checked_k(k, coder)
-        self.scale, self.codebook = _checked_scale(scale), codebook
-        self.include, self.exclude = _checked_names("include", include), _checked_names("exclude", exclude)
-        self.keep_embeddings = _checked_switch("keep_embeddings", keep_embeddings)
+        self.k, self.scale, self.codebook, self.codec, self.scale_block = k, scale, codebook, codec, scale_block
+        self.bpw, self.rules, self.importance, self.calibration = bpw, rules, importance, calibration
+        self.include, self.exclude, self.keep_embeddings = include, exclude, keep_embeddings
+        checked = self.quantize_options()
+        self.k, self.codec, self.scale_block = checked.k, checked.codec, None
+        self.include, self.exclude = checked.include, checked.exclude
+        self.rules = [rule_text(rule) for rule in checked.rules]
         skipped = modules_to_not_convert
         self.modules_to_not_convert = (
-            None if skipped is None else list(_checked_names("modules_to_not_convert", skipped))
+            None if skipped is None else list(checked_names("modules_to_not_convert", skipped))
         )
-        self.dequantize = _checked_switch("dequantize", dequantize)
+        self.dequantize = checked_switch("dequantize", dequantize)
         self.stored: dict[str, Any] = {}
-        _check_codebook(codebook, k, coder)
 
     @classmethod
     def from_dict(
@@ -102,9 +111,9 @@ class KbitqConfig(QuantizationConfigMixin):
         unused = made.update(**kwargs)
         return (made, unused) if return_unused_kwargs else made
 
-    def selection(self) -> Selection:
-        """Which weights are quantized while loading."""
-        return Selection(self.k, self.include, self.exclude, keep_embeddings=self.keep_embeddings, codec=self.codec)
+    def quantize_options(self) -> QuantizeOptions:
+        """What ``kbitq quantize`` would be told. Raises as the class does."""
+        return quantize_options(**{name: getattr(self, name) for name in OPTIONS})
 
     def update_stored(self, config: dict[str, Any]) -> None:
         """Take over what :func:`kbitq.format.build_quantization_config` says of a quantized model."""
@@ -118,12 +127,13 @@ class KbitqConfig(QuantizationConfigMixin):
                 {} if self.modules_to_not_convert is None else {"modules_to_not_convert": self.modules_to_not_convert}
             )
             return {"quant_method": self.quant_method, "k": self.k, **self.stored, **tail}
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        if self.codec == fmt.DEFAULT_CODEC:  # as in metadata
-            del options["codec"]
+        options = {name: getattr(self, name) for name in (*_ALWAYS, *_IF_GIVEN)}
+        for name in _IF_GIVEN:
+            if options[name] in (None, [], fmt.DEFAULT_CODEC):
+                del options[name]
         if not isinstance(self.codebook, str):
-            levels, _ = get_codec(self.codec).levels(self.codebook, self.k)
-            options["codebook"] = None if levels is None else levels.tolist()
+            given = isinstance(self.codebook, os.PathLike)
+            options["codebook"] = os.fspath(self.codebook) if given else list(levels_of(self.codebook))
         return {"quant_method": self.quant_method, **options}
 
     def to_diff_dict(self) -> dict[str, Any]:
@@ -133,61 +143,3 @@ class KbitqConfig(QuantizationConfigMixin):
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a config given to ``from_pretrained`` changes in that of a folder."""
         return {"dequantize": self.dequantize}
-
-
-def _instead_of(name: str, value: Any) -> str:
-    """What to do, where there is no option of this name."""
-    known = (*_OPTIONS, "dequantize")
-    if name in _COMMAND_ONLY:
-        return _with_the_command(name, value)
-    if near := [_ELSEWHERE.get(name.lower())] if name.lower() in _ELSEWHERE else get_close_matches(name, known, 1):
-        return f"did you mean '{near[0]}'?"
-    return f"it has {', '.join(known[:-1])} and {known[-1]}"
-
-
-def _with_the_command(option: str, value: Any) -> str:
-    return f"run `kbitq quantize --{option} {value}` and load the folder that it writes"
-
-
-def _checked_codec(codec: Any) -> Codec:
-    if codec not in codec_names():
-        raise OptionError(f"codec must be one of {', '.join(codec_names())}, not {codec!r}", argument="codec")
-    return get_codec(codec)
-
-
-def _checked_k(k: Any, codec: Codec) -> int:
-    if isinstance(k, int) and not isinstance(k, bool) and k in codec.ks:
-        return k
-    least, most = codec.ks[0], codec.ks[-1]
-    whole = f"k must be a whole number from {least} to {most}, not {k!r}"
-    between = isinstance(k, float) and least < k < most and not k.is_integer()
-    other = f": for an average, {_with_the_command('bpw', k)}" if between else ""
-    raise OptionError(whole + other, argument="k")
-
-
-def _checked_scale(scale: Any) -> str:
-    if scale not in fmt.SCALE_RULES:
-        raise OptionError(f"scale must be 'mse' or 'absmax', not {scale!r}", argument="scale")
-    return str(scale)
-
-
-def _check_codebook(codebook: Any, k: int, codec: Codec) -> None:
-    name = codebook if isinstance(codebook, str) else None
-    if name == "fit-shared":
-        sentence = f"codebook 'fit-shared' takes many weights at a time: {_with_the_command('codebook', name)}"
-        raise OptionError(sentence, argument="codebook")
-    if name != "fit":
-        codec.levels(codebook, k)
-
-
-def _checked_names(option: str, names: Any) -> tuple[str, ...]:
-    found = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    if found is None or not all(isinstance(name, str) for name in found):
-        raise OptionError(f"{option} must be a list of strings, not {names!r}", argument=option)
-    return found
-
-
-def _checked_switch(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{option} must be True or False, not {value!r}", argument=option)
-    return value

@@ -115,15 +115,7 @@ def _shape_of_parts(codec: Codec, name: str, k: int, shapes: Mapping[str, tuple[
         raise FormatError(f"tensor {name}: {error}") from None
 
 
-def info_of(meta: fmt.TensorMeta) -> WeightInfo:
-    """What a layer remembers of a file's description."""
-    dtype = DTYPES.get(meta.dtype, torch.float32)
-    return WeightInfo(
-        dtype, meta.scale, meta.codebook, meta.sqnr_db, meta.max_abs_err, meta.importance, codec=meta.codec
-    )
-
-
 def meta_of(info: WeightInfo, k: int, shape: Sequence[int]) -> fmt.TensorMeta:
     """The description that a file gets of a layer's weight."""
-    measured = info.sqnr_db, info.max_abs_err, info.importance
-    return fmt.TensorMeta(k, tuple(shape), STORED[info.dtype], info.scale, info.codebook, *measured, codec=info.codec)
+    rest = info.sqnr_db, info.max_abs_err, info.importance, info.codec, info.calibrated
+    return fmt.TensorMeta(k, tuple(shape), STORED[info.dtype], info.scale, info.codebook, *rest)

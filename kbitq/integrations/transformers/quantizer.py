@@ -18,7 +18,7 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 
 from kbitq import format as fmt
-from kbitq.codecs.base import bits_per_weight, get_codec, part_kinds, part_name
+from kbitq.codecs.base import get_codec, part_kinds, part_name
 from kbitq.errors import FormatError, KbitqError, OptionError
 from kbitq.integrations.transformers.config import KbitqConfig
 from kbitq.integrations.transformers.manifest import DTYPES, Manifest, read_manifest
@@ -38,7 +38,7 @@ class KbitqHfQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.manifest = Manifest()
         self._routes: Any = None
-        self._merges: set[tuple[str, ...]] = set()
+        self._decided: Any = None
         self._dtype: torch.dtype | None = None
 
     # -- before loading --------------------------------------------------------------------------------
@@ -78,13 +78,15 @@ class KbitqHfQuantizer(HfQuantizer):
         return config
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        files = kwargs.get("checkpoint_files")
         if not self.pre_quantized:
-            self.quantization_config.selection().check_patterns(name for name, _ in model.named_parameters())
+            from kbitq.integrations.transformers.on_the_fly import OnTheFly
+
+            self._decided = OnTheFly(model, files, self.quantization_config)
             return
         from kbitq.integrations.transformers import routes
         from kbitq.integrations.transformers.conversions import GUARD_ROUTE
 
-        files = kwargs.get("checkpoint_files")
         if files and not all(str(file).endswith(".safetensors") for file in files):
             raise FormatError(f"{files[0]} is not a safetensors file, and kbitq reads no other")
         config = self.quantization_config
@@ -99,28 +101,22 @@ class KbitqHfQuantizer(HfQuantizer):
 
         if self.pre_quantized and self._routes is not None:
             return routes.conversions(self._routes, self.manifest, weight_conversions)
-        self._merges = {tuple(c.source_patterns) for c in weight_conversions if routes.stacks_rows(c)}
         return weight_conversions
 
     # -- on the fly ------------------------------------------------------------------------------------
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
-        if self.pre_quantized:
-            return False
-        from kbitq.integrations.transformers.on_the_fly import is_quantized_here
-
-        return is_quantized_here(model, param_name, self.quantization_config)
+        return self._decided is not None and self._decided.quantizes(param_name)
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         if self.param_needs_quantization(model, param_name):
-            config = self.quantization_config
-            return bits_per_weight(config.codec, param_name, tuple(param.shape), config.k) / 8
+            return self._decided.bits(param_name) / 8
         return param.element_size()
 
     def get_quantize_ops(self) -> Any:
         from kbitq.integrations.transformers.on_the_fly import QuantizeOnLoad
 
-        return QuantizeOnLoad(self.quantization_config, self._merges)
+        return QuantizeOnLoad(self._decided)
 
     # -- after loading ---------------------------------------------------------------------------------
 
@@ -134,8 +130,7 @@ class KbitqHfQuantizer(HfQuantizer):
             _check_constants(model)
             routes.describe(model, self._routes, self.manifest)
         else:
-            config = self.quantization_config
-            self.manifest = saving.finish_on_the_fly(model, config.selection(), config.codec)
+            self.manifest = saving.finish_on_the_fly(model, self._decided.decisions.described, self._decided.kept())
         if not hasattr(HfQuantizer, "get_new_dtype") and self._dtype is not None:
             _cast_plain(model, self._dtype)
         if not self.quantization_config.dequantize:

@@ -37,7 +37,7 @@ from kbitq.integrations.transformers.conversions import (
     ExactRenaming,
     PlaceDecoded,
 )
-from kbitq.integrations.transformers.manifest import Manifest, info_of
+from kbitq.integrations.transformers.manifest import Manifest
 from kbitq.nn import KbitEmbedding, KbitExperts, KbitLinear, pack_experts, share_weight
 from kbitq.nn.packed import PackedMatrix, WeightInfo
 
@@ -98,7 +98,7 @@ def describe(model: nn.Module, routes: Routes, manifest: Manifest) -> None:
     """Tell the packed modules what the files say of their weights."""
     for target, source in routes.direct.items():
         prefix, _, leaf = target.rpartition(".")
-        remember(model.get_submodule(prefix), leaf, info_of(manifest.quantized[source]))
+        remember(model.get_submodule(prefix), leaf, WeightInfo.described(manifest.quantized[source]))
 
 
 def remember(module: nn.Module, leaf: str, info: WeightInfo) -> None:

@@ -16,7 +16,6 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from kbitq import format as fmt
 from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import DEFAULT_SHARD_BYTES, Group, Shard, index_json, index_name, lay_out
-from kbitq.choose.selection import Selection
 from kbitq.codecs.base import coded_entries, part_name, part_names
 from kbitq.errors import CheckpointError
 from kbitq.integrations.transformers.manifest import Manifest, meta_of
@@ -61,28 +60,24 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], *, max_shard_siz
     _save_config(model, target, fmt.build_quantization_config(meta.tensors, _not_converted(tensors, meta)))
 
 
-def finish_on_the_fly(model: Any, selection: Selection, codec: str) -> Manifest:
-    """After quantizing while loading: what a file would have said of the tensors that were kept.
+def finish_on_the_fly(model: Any, described: Mapping[str, fmt.TensorMeta], kept: Mapping[str, str]) -> Manifest:
+    """After quantizing while loading: what a file would have said of the tensors.
 
     Packed stacks will be taken apart on saving, as the dense ones would have been.
 
     Args:
         model: as it was loaded.
-        selection: what was to be quantized.
-        codec: how.
+        described: what is said of each tensor that was quantized.
+        kept: why others were not.
     """
     used = list(model._weight_conversions)
     merges = [c for c in used if isinstance(c, WeightConverter) and stacks_rows(c)]
-    ours = [part for merge in merges for part in merged_conversions(merge, codec)]
-    model._weight_conversions = conversions_for_saving([*used, *ours])
-    kept = {}
-    files = _in_files(model, {n: _like(t) for n, t in _without_ties(model).items()})
-    parts = _parts_in_files(dict(_descriptions(model)))
-    for name, tensor in files.items():
-        if name not in parts:
-            verdict = selection.verdict(name, tuple(tensor.shape), STORED_NAMES[tensor.dtype])
-            kept[name] = "no packed form of its module" if verdict.quantize else verdict.reason
-    return Manifest(kept=kept)
+    stacks = [(m, name) for m in model.modules() if isinstance(m, KbitExperts) for name in m.packed_names()]
+    ours = {}  # of one name where codecs have parts of one name
+    for codec in sorted({module.codec_of(name) for module, name in stacks}):
+        ours.update({tuple(c.source_patterns): c for merge in merges for c in merged_conversions(merge, codec)})
+    model._weight_conversions = conversions_for_saving([*used, *ours.values()])
+    return Manifest(quantized=dict(described), kept=dict(kept))
 
 
 def state_for_transformers(model: Any, config: Any) -> tuple[dict[str, Tensor], dict[str, str]]:

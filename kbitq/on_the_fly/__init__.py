@@ -1,0 +1,1 @@
+"""Quantizing weights that are in memory, or on their way there, as ``kbitq quantize`` quantizes a checkpoint."""
