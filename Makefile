@@ -9,7 +9,7 @@
 #   make lint       ruff, mypy, clang-format           (make format applies the formatters)
 #   make bench      measure the CPU codec beside bitsandbytes, and the linear layer beside torch
 #   make bench-gpu  measure the CUDA codec and linear beside bitsandbytes and cuBLAS, the whole command beside cp
-#   make quality    the pictures and tables of docs/quality.md (PYCODE=FOLDER TOKENS=FILE: what is not measured yet, too)
+#   make quality    the pictures and tables of docs/quality.md (PYCODE=FOLDER TOKENS=FILE STATS=FOLDER: measures first)
 #   make sqnr       its tables of SQNR against bits per weight (PYCODE=FOLDER: a language model, too)
 #   make examples   run every example on the CPU
 #   make wheel      a wheel for PyPI in dist/wheels    (KBITQ_ARCHITECTURES=90a-real: for these GPUs only)
@@ -112,7 +112,7 @@ bench-gpu: $(STAMP)-bench
 	$(PY) benchmarks/bench_command.py
 
 quality: $(STAMP)-test
-	$(PY) benchmarks/quality.py $(if $(PYCODE),--model $(PYCODE) --tokens $(TOKENS))
+	$(PY) benchmarks/quality.py $(if $(PYCODE),--model $(PYCODE) --tokens $(TOKENS)) $(if $(STATS),--stats $(STATS))
 
 sqnr: $(STAMP)-test
 	$(PY) benchmarks/quality_sqnr.py --write $(if $(PYCODE),--pycode $(PYCODE))

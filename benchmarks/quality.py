@@ -3,6 +3,7 @@
     python benchmarks/quality.py                                        # draws the pictures, writes the table
     python benchmarks/quality.py --model pycode-llama-26m --tokens networkx.tokens     # measures what is missing first
     python benchmarks/quality.py --model ... --tokens ... --again "one K"              # measures that series again
+    python benchmarks/quality.py --model ... --tokens ... --stats stats                # those with a calibration too
 
 Everything measured stands in benchmarks/quality.json, with its command and its date. A curve more is a line more in
 ``SERIES``, and one in ``LOOKS`` of quality_plot.py, which draws. The other formats' quantizers are in quality_peers.py.
@@ -28,8 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "quality.json"
 PAGE = ROOT / "docs" / "quality.md"
 PLOTS = {"quality.svg": quality_plot.perplexity, "divergence.svg": quality_plot.divergence}
+WAYS = {"no data": "", "`--importance stats`": "--importance stats ", "`--calibration stats`": "--calibration stats "}
+STEPS = "<!-- what each step buys, by benchmarks/quality.py -->", "<!-- end of the steps -->"
 START, END = "<!-- measured by benchmarks/quality.py -->", "<!-- end of the perplexities -->"
 WINDOWS, WINDOW = 48, 512
+STATS = "stats"  # in options: the folder of a calibration
 
 Point = dict[str, Any]  # label, bits (a weight), perplexity, divergence (mean, nats; None: not known), command, date
 
@@ -55,6 +59,12 @@ SERIES = (
     Series("kbitq, trellis", tuple(f"--codec trellis --k {k}" for k in (2, 3, 4))),
     Series("kbitq, trellis, scale block 128", tuple(f"--codec trellis --scale-block 128 --k {k}" for k in (2, 3, 4))),
     Series("kbitq --bpw, both codecs", tuple(f"--codec auto --bpw {x}" for x in (2.25, 2.5, 3, 3.25, 4))),
+    Series("kbitq, one K, calibrated", tuple(f"--calibration stats --k {k}" for k in (2, 3, 4))),
+    Series("kbitq, trellis, calibrated", tuple(f"--calibration stats --codec trellis --k {k}" for k in (2, 3, 4))),
+    Series(
+        "kbitq, trellis 128, calibrated",
+        tuple(f"--calibration stats --codec trellis --scale-block 128 --k {k}" for k in (2, 3, 4)),
+    ),
     Series(
         "llama.cpp",
         ("IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K", "IQ4_XS", "MXFP4", "Q4_0", "Q4_K", "Q5_K"),
@@ -68,6 +78,8 @@ SERIES = (
         (
             *("--bpw 2.75 --error none", "--bpw 3.25 --error none", "--bpw 4.25 --error none"),
             *("--bpw 2.75 --codebook fit", "--bpw 3.25 --codebook fit", "--k 3 --codebook fit"),
+            *(f"--importance stats --k {k}" for k in (2, 3, 4)),
+            *(f"--importance stats --codec trellis --k {k}" for k in (2, 3, 4)),
         ),
     ),
 )
@@ -79,13 +91,14 @@ class Measure:
     Args:
         source: the model's folder.
         tokens: a file of token ids.
+        stats: a folder of ``kbitq calibrate``, on another text than ``tokens``; the word ``stats`` in options.
     """
 
-    def __init__(self, source: Path, tokens: Path) -> None:
+    def __init__(self, source: Path, tokens: Path, stats: Path | None) -> None:
         from kbitq.eval.perplexity import read_tokens, windows_of
         from kbitq.integrations.transformers.loading import load_model
 
-        self.source = source
+        self.source, self.stats = source, stats
         self.reference = load_model(source, device="cpu")
         self.windows = windows_of(read_tokens(tokens, self.reference.config.vocab_size), WINDOW, WINDOWS)
 
@@ -109,7 +122,8 @@ class Measure:
 
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out"
-            if run(["quantize", str(self.source), *shlex.split(options), "-o", str(out), "--quiet"]):
+            given = [str(self.stats) if word == STATS else word for word in shlex.split(options)]
+            if run(["quantize", str(self.source), *given, "-o", str(out), "--quiet"]):
                 raise SystemExit(1)
             bits = inspect(out).totals["bits_per_weight"]
             return load_model(out, device="cpu"), bits, f"kbitq quantize {self.source.name} {options}"
@@ -135,13 +149,14 @@ def load() -> dict[str, Any]:
     return data
 
 
-def measure(data: dict[str, Any], source: Path, tokens: Path, again: Iterable[str]) -> None:
+def measure(data: dict[str, Any], tool: Measure, again: Iterable[str]) -> None:
     """Measures the points that ``data`` lacks, and those of the series named in ``again``; saves after each."""
-    tool = Measure(source, tokens)
     for series in SERIES:
         known: dict[str, Point] = {p["label"]: p for p in data["series"].get(series.name, [])}
         for wish in series.wishes:
             if wish not in known or series.name in again:
+                if STATS in wish.split() and tool.stats is None:
+                    raise SystemExit(f"error: '{wish}' is not measured yet: give --stats FOLDER")
                 known[wish] = tool.point(series, wish)
                 told = known[wish]
                 print(
@@ -164,6 +179,20 @@ def table(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def steps(data: dict[str, Any]) -> str:
+    """What codec and calibration buy at each K, in Markdown: perplexity, and divergence in brackets."""
+    points = {p["label"]: p for points in data["series"].values() for p in points}
+    known = [(title, how) for title, how in WAYS.items() if f"{how}--k 2" in points]
+    lines = [f"| K | codec | {' | '.join(title for title, _ in known)} |", "|---|---|" + "---|" * len(known)]
+    for k in (2, 3, 4):
+        for codec in ("planes", "trellis"):
+            options = f"--k {k}" if codec == "planes" else f"--codec {codec} --k {k}"
+            found = [points[how + options] for _, how in known]
+            cells = (f"{p['perplexity']:.2f} ({p['divergence']:.4f})" for p in found)
+            lines.append(f"| {k} | {codec} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _title(series: str, point: Point) -> str:
     return f"**`{point['label']}`**" if point["label"].startswith("--") else f"{series}: {point['label']}"
 
@@ -176,13 +205,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="pycode-llama-26m: measure what is missing")
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="networkx.tokens")
+    parser.add_argument("--stats", type=Path, metavar="FOLDER", help="of kbitq calibrate, on other code")
     parser.add_argument("--again", action="append", default=[], metavar="SERIES", help="measure this series once more")
     options = parser.parse_args()
     data = load()
     if options.model is not None:
-        measure(data, options.model, options.tokens, options.again)
-    head, rest = PAGE.read_text(encoding="utf-8").split(START)
-    PAGE.write_text(f"{head}{START}\n\n{table(data)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        measure(data, Measure(options.model, options.tokens, options.stats), options.again)
+    page = PAGE.read_text(encoding="utf-8")
+    for (start, end), made in (((START, END), table(data)), (STEPS, steps(data))):
+        head, rest = page.split(start)
+        page = f"{head}{start}\n\n{made}\n{end}{rest.split(end)[1]}"
+    PAGE.write_text(page, encoding="utf-8")
     for name, draw in PLOTS.items():
         (ROOT / "docs" / name).write_text(draw(data), encoding="utf-8")
     return 0

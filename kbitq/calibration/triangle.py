@@ -26,9 +26,9 @@ def triangle(matrix: Tensor) -> Iterator[Tensor]:
     rows = matrix.shape[0]
     for start in range(0, rows, _BAND):
         band = matrix[start : start + _BAND, : start + _BAND].float()
-        if band.is_cuda:  # packed there: half as much to copy, and page-locked memory takes it five times as fast
-            packed = band[torch.ones_like(band, dtype=torch.bool).tril_(start)]
-            yield torch.empty(packed.shape, pin_memory=True).copy_(packed)
+        if band.is_cuda:  # gathered there: half as much to copy, and page-locked memory takes it five times as fast
+            lower = band[torch.ones_like(band, dtype=torch.bool).tril_(start)]
+            yield torch.empty(lower.shape, pin_memory=True).copy_(lower)
         else:
             yield torch.cat([band[i, : start + i + 1] for i in range(len(band))])
 

@@ -129,8 +129,8 @@ def _replace(
     prefix, _, leaf = name.rpartition(".")
     if type(module) not in (nn.Linear, nn.Embedding):
         if leaf in module._parameters:  # a module listed twice is packed once
-            packed = quantize_experts(module, {leaf: decisions.quantize(name, weight)})
-            packed.info[leaf] = WeightInfo.described(decisions.described[name])
+            stack = quantize_experts(module, {leaf: decisions.quantize(name, weight)})
+            stack.info[leaf] = WeightInfo.described(decisions.described[name])
         return
     if type(model.get_submodule(prefix)) is not type(module):
         return

@@ -16,8 +16,9 @@ from kbitq.codecs.base import codec_names, get_codec
 from kbitq.errors import BudgetError, OptionError
 
 DEFAULT_K = 4
+_LEVELS = "codebook"
 OPTIONS = (
-    "k", "scale", "codebook", "codec", "scale_block", "bpw", "rules", "importance", "calibration", "include", "exclude",
+    "k", "scale", _LEVELS, "codec", "scale_block", "bpw", "rules", "importance", "calibration", "include", "exclude",
     "keep_embeddings",
 )  # fmt: skip
 _ELSEWHERE = {
@@ -56,7 +57,7 @@ def quantize_options(
     """
     name = _checked_codec(codec, scale_block, bpw)
     bits = _checked_k(k, bpw, name)
-    _check_codebook(codebook, bits, name)
+    levels = _checked_levels(codebook, bits, name)
     if importance is not None and calibration is not None:
         raise OptionError(
             "importance and calibration do not go together: error feedback has weights of its own",
@@ -65,7 +66,7 @@ def quantize_options(
     return QuantizeOptions(
         bits,
         _checked_scale(scale),
-        codebook if isinstance(codebook, str | os.PathLike) else levels_of(codebook),  # type: ignore[arg-type]
+        levels,
         checked_names("include", include),
         checked_names("exclude", exclude),
         keep_embeddings=checked_switch("keep_embeddings", keep_embeddings),
@@ -83,9 +84,9 @@ def refuse_unknown(where: str, unknown: Mapping[str, Any], known: Sequence[str])
         raise OptionError(f"{where} has no option '{name}': {_instead_of(name, value, known)}", argument=name)
 
 
-def levels_of(codebook: Any) -> tuple[float, ...]:
+def levels_of(spec: Any) -> tuple[float, ...]:
     """Levels as a tuple, which compares and can be a key."""
-    return tuple(float(level) for level in codebook)
+    return tuple(float(level) for level in spec)
 
 
 def _instead_of(name: str, value: Any, known: Sequence[str]) -> str:
@@ -137,14 +138,17 @@ def _checked_scale(scale: Any) -> str:
     return str(scale)
 
 
-def _check_codebook(codebook: Any, k: int | None, codec: str) -> None:
-    if isinstance(codebook, str) and codebook == "fit-shared":
-        sentence = f"codebook 'fit-shared' takes many weights at a time: {_with_the_command('codebook', codebook)}"
-        raise OptionError(sentence, argument="codebook")
-    if k is not None and not (isinstance(codebook, str) and codebook == "fit"):
-        get_codec(codec).levels(codebook, k)
-    elif k is None and not isinstance(codebook, str | os.PathLike):
-        raise OptionError("codebook must have a name where bpw chooses K: levels are for one K", argument="codebook")
+def _checked_levels(spec: Any, k: int | None, codec: str) -> Any:
+    """A name or path as it is; levels as a tuple."""
+    named = isinstance(spec, str | os.PathLike)
+    if not named and k is None:
+        raise OptionError(f"{_LEVELS} must have a name where bpw chooses K: levels are for one K", argument=_LEVELS)
+    if isinstance(spec, str) and spec == "fit-shared":
+        sentence = f"{_LEVELS} '{spec}' takes many weights at a time: {_with_the_command(_LEVELS, spec)}"
+        raise OptionError(sentence, argument=_LEVELS)
+    if k is not None and not (isinstance(spec, str) and spec == "fit"):
+        get_codec(codec).levels(spec, k)
+    return spec if named else levels_of(spec)
 
 
 def _checked_rules(rules: Any) -> tuple[TensorRule, ...]:
@@ -152,8 +156,8 @@ def _checked_rules(rules: Any) -> tuple[TensorRule, ...]:
     if found is None or not all(isinstance(rule, str | TensorRule) for rule in found):
         raise OptionError(f"rules must be a list of strings such as '*.down_proj.weight=k4', not {rules!r}")
     made = tuple(rule if isinstance(rule, TensorRule) else parse_rule(rule) for rule in found)
-    if any(rule.codebook == "fit-shared" for rule in made):
-        _check_codebook("fit-shared", None, fmt.DEFAULT_CODEC)
+    for rule in made:
+        _checked_levels(getattr(rule, _LEVELS) or "optimal", None, fmt.DEFAULT_CODEC)
     return made
 
 

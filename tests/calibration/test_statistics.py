@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kbitq.calibration.collect import Sums
 from kbitq.calibration.statistics import Statistics
+from kbitq.calibration.triangle import symmetric, triangle
 from kbitq.calibration.writer import Gathered, StatisticsWriter
 from kbitq.errors import CalibrationError
 
@@ -193,3 +195,13 @@ def changed(folder: Path, change: dict) -> Path:
 def test_a_summary_that_does_not_fit_its_files(folder: Path, change: dict, said: str) -> None:
     with pytest.raises(CalibrationError, match=said):
         Statistics.open(changed(folder, change))
+
+
+def test_the_lower_triangle_of_a_wide_input_is_whole(device: str) -> None:
+    x = torch.randn(9, 2100, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    sums = Sums(2100, None)
+    sums.add(x)
+    assert sums.matrices is not None
+    packed = torch.cat(list(triangle(sums.matrices[0])))
+    exact = x.double().cpu().T @ x.double().cpu()
+    assert float((symmetric(packed, 2100) - exact).abs().max() / exact.abs().max()) < 1e-5

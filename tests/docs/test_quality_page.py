@@ -26,6 +26,18 @@ def test_the_table_is_that_of_the_data(quality: Any) -> None:
     assert quality.table(quality.load()) in PAGE
 
 
+def test_the_steps_are_those_of_the_data(quality: Any) -> None:
+    data = quality.load()
+    assert quality.steps(data) in PAGE
+    found = {p["label"]: p["perplexity"] for points in data["series"].values() for p in points}
+    saved = [found["--k 2"] - found[f"{how}--k 2"] for how in ("--codec trellis ", "--calibration stats ")]
+    saved.append(found["--k 2"] - found["--calibration stats --codec trellis --k 2"])
+    told = [found["--k 2"] - data["perplexity"], *saved]
+    told += [found[f"--calibration stats --codec trellis --scale-block 128 --k {k}"] for k in (2, 3, 4)]
+    text = PAGE.split("end of the steps")[1]
+    assert all(f"{figure:.2f}" in text.split("Every point again")[0] for figure in told)
+
+
 def test_every_series_is_drawn_and_every_point_says_how_it_was_measured(quality: Any) -> None:
     data = quality.load()
     drawn = [*quality.quality_plot.LOOKS, "kbitq, other choices"]
@@ -51,7 +63,6 @@ def test_the_words_of_the_page_have_their_figures(quality: Any) -> None:
     one_k = {p["label"]: p for p in quality.load()["series"]["kbitq, one K"]}
     middle = (one_k["--k 2"]["perplexity"] + one_k["--k 3"]["perplexity"]) / 2
     told = [f"{by_label['--bpw 2.75']['perplexity']:.2f}", f"{middle:.2f}"]
-    told += [f"{by_label['--bpw 3.25']['divergence']:.3f}", f"{one_k['--k 3']['divergence']:.3f}"]
     others = {p["label"]: p for p in quality.load()["series"]["kbitq, other choices"]}
     told += [
         f"{others['--bpw 2.75 --error none'][of]:.{digits}f}" for of, digits in (("perplexity", 2), ("divergence", 3))

@@ -97,8 +97,11 @@ def _minilm(path: Path) -> None:
 
 
 def _text(path: Path) -> None:
-    line = "A block never crosses a row, so rows begin on a word boundary and can be sliced. "
-    path.write_text(line * 810)  # 128 windows of 512 bytes
+    path.write_text("A block never crosses a row, so rows begin on a word boundary and can be sliced. " * 60)
+
+
+def _long_text(path: Path) -> None:
+    path.write_text("x = [f(i) for i in range(10)]  # a line of code\n" * 1400)  # 128 windows of 512 bytes
 
 
 def _other_text(path: Path) -> None:
@@ -145,6 +148,7 @@ INSTEAD = {
     "all-MiniLM-L6-v2": Instead(_minilm, "the real one"),
     "all-MiniLM-L6-v2-kbitq-k4": Instead(_quantized(_minilm, 4), "the real one, quantized"),
     "text.txt": Instead(_text, "any text will do"),
+    "code.txt": Instead(_long_text, "any text of that length will do"),
     "other.txt": Instead(_other_text, "any other text will do"),
     "networkx.tokens": Instead(_tokens, "token ids of that small vocabulary"),
     "importance.safetensors": Instead(_importance, "what a calibration run would have measured"),

@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Weights that are no checkpoint are planned, measured and chosen for as a checkpoint is.
     "on_the_fly": {
-        "checkpoint.source", "checkpoint.plan", "choose", "codecs", "format", "ops", "quantized",
+        "checkpoint", "checkpoint.source", "checkpoint.plan", "choose", "codecs", "format", "ops", "quantized",
     },
     "report": {
         "card", "checkpoint", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.written",

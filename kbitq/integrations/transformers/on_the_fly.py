@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from kbitq import format as fmt
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.open import open_checkpoint
+from kbitq.checkpoint.source.storage import Storage
 from kbitq.codecs.base import bits_per_weight, part_kinds, part_name
 from kbitq.errors import OptionError
 from kbitq.integrations.transformers.routes import has_packed_class, remember, replace_module, share_with_tied
@@ -44,24 +46,21 @@ class OnTheFly:
 
     def __init__(self, model: Any, files: Sequence[str] | None, config: Any) -> None:
         self._skipped = [*(config.modules_to_not_convert or ()), *(model._keep_in_fp32_modules or ())]
-        options, source = config.quantize_options(), None
-        if files and all(str(file).endswith(".safetensors") for file in files):
-            source = ModelFiles(files)
-            tensors = open_checkpoint(source).tensors
-            self._ways = find_ways(model, tensors)
-        else:
-            if options.budget is not None:
-                raise OptionError(
-                    "bpw measures all weights before the first is loaded, so it takes a folder of safetensors files",
-                    argument="bpw",
-                )
-            source = TensorStorage(dict(model.named_parameters()))
-            tensors = open_checkpoint(source).tensors
-            self._ways = [Way(name, tensor.shape, [[name]]) for name, tensor in tensors.items()]
+        options = config.quantize_options()
+        paths = files if files and all(str(file).endswith(".safetensors") for file in files) else None
+        if paths is None and options.budget is not None:
+            raise OptionError(
+                "bpw measures all weights before the first is loaded, so it takes a folder of safetensors files",
+                argument="bpw",
+            )
+        source: Storage = ModelFiles(paths) if paths else TensorStorage(dict(model.named_parameters()))
+        tensors = open_checkpoint(source).tensors
+        ways = [Way(name, tensor.shape, [[name]]) for name, tensor in tensors.items()]
+        self._ways = find_ways(model, tensors) if paths else ways
         self._sources = {way.name: way for way in self._ways if self._has_form(model, way)}
-        packed = {source for way in self._sources.values() for part in way.parts for source in part}
-        with torch.device("cpu"):  # transformers makes models on the meta device by default, and measuring has values
-            self.decisions = Decisions(source, options, {name: NO_FORM for name in tensors if name not in packed})
+        mine = {source for way in self._sources.values() for part in way.parts for source in part}
+        with _ordinary_defaults():
+            self.decisions = Decisions(source, options, {name: NO_FORM for name in tensors if name not in mine})
         for way in self._sources.values():
             self._check_alike(way)
 
@@ -119,6 +118,18 @@ class OnTheFly:
                 f"{way.name}: its experts would have different K or codecs, and a stack has one",
                 hint="a rule or pattern for all experts of a layer, or kbitq quantize, whose folders load nevertheless",
             )
+
+
+@contextmanager
+def _ordinary_defaults() -> Iterator[None]:
+    """transformers makes models with the meta device and their own dtype as torch's defaults; measuring has values."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class QuantizeOnLoad(ConversionOps):
