@@ -343,6 +343,17 @@ def test_dequantize_removes_them_too(made: Path, source: Path, kbitq: Kbitq) -> 
     assert not any(folder.exists() for folder in folders)
 
 
+def test_a_killed_dequantize_is_left_over(made: Path, kbitq: Kbitq, source: Path) -> None:
+    """It has no journal, so nothing goes on from what it wrote."""
+    staging, _ = working_folders(source)
+    (staging / "out").mkdir(parents=True)
+    (staging / "out" / "source.safetensors").write_text("half")
+    (staging / "lock").touch()
+    assert leftovers(source) == [staging]
+    assert kbitq("dequantize", made, "-o", source).code == 1
+    assert not staging.exists()
+
+
 Keep = Callable[[Path], object]
 
 
@@ -351,6 +362,7 @@ Keep = Callable[[Path], object]
     [
         lambda staging: (staging / "out" / "model.safetensors").write_text("half"),
         lambda staging: (staging / "spool").write_text("fetched"),
+        lambda staging: [(staging / "journal").unlink(), (staging / "parts").mkdir(), (staging / "out" / "a").touch()],
     ],
 )
 def test_work_to_go_on_from_is_not_left_over(keep: Keep, made: Path) -> None:

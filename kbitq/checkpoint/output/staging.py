@@ -31,7 +31,15 @@ def leftovers(final: Path) -> list[Path]:
     if not os.path.lexists(final) or _locked(staging):
         return []
     bare = not any(p.is_file() for p in staging.rglob("*") if p not in (staging / _LOCK, staging / _JOURNAL))
-    return [f for f in ([staging] if bare else []) + [replaced] if f.is_dir() and not f.is_symlink()]
+    spent = [staging] if bare or _has_no_journal(staging) else []
+    return [f for f in [*spent, replaced] if f.is_dir() and not f.is_symlink()]
+
+
+def _has_no_journal(staging: Path) -> bool:
+    """Whether there is only an output in it that nothing goes on from, as a dequantize leaves that was killed."""
+    names = {path.name for path in staging.iterdir()} if staging.is_dir() else set()
+    journal = staging / _JOURNAL
+    return _LOCK in names <= {_LOCK, _JOURNAL, _OUTPUT} and not (journal.exists() and journal.stat().st_size)
 
 
 def replaced_output(final: Path) -> Path | None:
