@@ -67,8 +67,11 @@ class TensorValues:
         with self._lock:
             start, band = self._bands.get(name, (0, None))
         if band is None or not start <= first <= first + count <= start + band.shape[1]:
-            row_bytes = max(part.nbytes // max(cols, 1), 1)
-            width = min(cols - first, max(count, self._band_bytes // row_bytes))
+            column_bytes = max(part.nbytes // max(cols, 1), 1)
+            band = None  # let go of before the next is read
+            with self._lock:
+                self._bands.pop(name, None)
+            width = min(cols - first, max(count, self._band_bytes // column_bytes))
             start, band = first, self._columns(part, first, width)
             with self._lock:
                 self._bands[name] = start, band
