@@ -133,11 +133,12 @@ fuzz: $(STAMP)-test
 FORMATS := build/formats
 test-formats: $(FORMATS)/ready
 	PYTHONPATH=tests $(FORMATS)/bin/python tests/formats/compare.py
+	PYTHONPATH=tests $(FORMATS)/bin/python tests/formats/compare_gguf.py
 
 $(FORMATS)/ready: tests/formats/packages.txt $(SOURCES)
 	@[ -d $(FORMATS) ] || $(PYTHON) -m venv $(FORMATS)
 	$(FORMATS)/bin/pip install -q -r tests/formats/packages.txt
-	$(FORMATS)/bin/pip install -q --no-deps --no-build-isolation gptqmodel==7.7.0
+	$(FORMATS)/bin/pip install -q --no-deps --no-build-isolation gptqmodel==7.7.0 nvidia-modelopt==0.47.0
 	$(FORMATS)/bin/pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
