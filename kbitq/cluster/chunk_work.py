@@ -57,7 +57,7 @@ class ChunkWork:
     def __init__(self, job: Job, attempt: Attempt, done: Callable[[Chunk], None] | None = None) -> None:
         self.job, self.attempt = job, attempt
         self._done = done if done is not None else lambda _: None
-        self._devices = resolve_devices(job.plan.options.device)
+        self._devices = resolve_devices(job.plan.options.device if job.plan.output is None else "cpu")
         self._unsynced = 0
         self._touched: dict[str, SharedFile] = {}
         self._tensors: dict[str, TensorPlan] = {t.name: t for t in job.plan.tensors}

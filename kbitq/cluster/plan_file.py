@@ -87,7 +87,7 @@ def plan_content(plan: Plan, size: int | None = None) -> dict[str, Any]:
         "source": _source_text(plan.checkpoint.storage),
         "out": str(out),
         "options": _options_json(plan.options),
-        "inputs": _digest(run_key(plan)["options"]),
+        "inputs": _inputs_digest(plan),
         "source_files": source_fingerprints(plan.checkpoint),
         "files": [{"name": s.name, "bytes": s.nbytes, "data_begins": s.header_nbytes} for s in plan.shards],
         "layout": layout_digest(plan),
@@ -158,10 +158,10 @@ def open_plan(path: Path, device: str | None = None) -> tuple[PlanFile, Plan]:
         options = dataclasses.replace(options, device=device)
     plan = plan_quantize(source, out, options, dry=True)
     _check_source(path, file.content, plan.checkpoint)
-    same = file.content.get("inputs") == _digest(run_key(plan)["options"])
+    same = file.content.get("inputs") == _inputs_digest(plan)
     if not same or file.content.get("layout") != layout_digest(plan):
         raise CheckpointError(
-            f"{path}: the same options make another plan here; a file that the options name differs",
+            f"{path}: the same options make another plan here; a file that the options name, or config.json, differs",
             remedy="plan-again",
         )
     return file, plan
@@ -190,6 +190,11 @@ def source_fingerprints(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
         finally:
             file.close()
     return found
+
+
+def _inputs_digest(plan: Plan) -> str:
+    """Over what the bytes depend on beside the weights: options, digests of the files they name, config.json."""
+    return _digest([run_key(plan)["options"], plan.checkpoint.config])
 
 
 def _sampled(file: ByteFile) -> str:

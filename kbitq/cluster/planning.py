@@ -41,12 +41,12 @@ def save_plan(plan: Plan, path: str | Path | None = None, *, chunk_bytes: int | 
         _, journal = take_up(plan, staging, key)
         journal.close()
         staging.check_space(plan.disk_needed)
-        if not (staging.folder / "parts").is_dir():
-            for shard in plan.shards:
-                SharedFile(staging.path(shard.name), shard.nbytes).close()
-            (staging.folder / "parts").mkdir()
-            sync_folder(staging.output)
-            sync_folder(staging.folder)
+        for shard in plan.shards:
+            if not (place := staging.path(shard.name)).exists():
+                SharedFile(place, shard.nbytes).close()
+        (staging.folder / "parts").mkdir(exist_ok=True)
+        sync_folder(staging.output)
+        sync_folder(staging.folder)
     return write_plan_file(content, own_path(plan) if path is None else Path(path))
 
 

@@ -31,6 +31,7 @@ HUB_WORKERS = 8  # at once, of a source that is read from the Hub, which limits 
 STALL_SECONDS = 600.0
 _RETRIES = 10  # of a task whose node died or whose system failed
 _MOST_STALLS = 3  # of one part
+_MOST_ROUNDS = 3  # of one phase, each over what the one before has left
 _LATE_SECONDS = 90.0  # until NFS shows what a task wrote
 _ALIVE_SECONDS, _TELL_SECONDS = 30.0, 30.0
 
@@ -166,12 +167,17 @@ class _Launcher:
         """All phases."""
         self._say(f"{len(self._nodes)} nodes, {self._slots} workers of {self._cpus} cores at once")
         while True:
-            phase = self.job.phase
-            while missing := self.job.missing():
+            phase, rounds = self.job.phase, 0
+            while self.job.phase == phase and (missing := self.job.missing()):
+                rounds += 1
+                if rounds > _MOST_ROUNDS:
+                    raise ClusterError(
+                        f"the workers call the phase '{phase}' done, but {len(missing)} of its pieces are in none "
+                        f"of the journals in {self.job.file.journals}",
+                        hint="look whether all nodes see the same disk there",
+                    )
                 self._run_phase(phase, missing)
                 self._await_journals(phase)
-                if self.job.phase != phase:
-                    break
             if phase == "seal" and not self.job.missing():
                 return
 

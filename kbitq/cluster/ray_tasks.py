@@ -17,9 +17,9 @@ from kbitq.cluster.attempts import Attempt
 from kbitq.cluster.chunks import Part
 from kbitq.cluster.job import Job
 from kbitq.cluster.worker import run_chunks
-from kbitq.errors import KbitqError, NoSpaceError
+from kbitq.errors import CheckpointError, KbitqError, NoSpaceError
 
-_JOBS: dict[tuple[str, str | None], Job] = {}  # the last one: Ray gives a process one task after the other
+_JOBS: dict[tuple[str, str, int, int], Job] = {}  # the last one: Ray gives a process one task after the other
 
 Outcome = dict[str, Any]
 
@@ -84,11 +84,17 @@ def look(path: str, probe: str, device: str) -> Outcome:
     return {"seen": seen, "made": made.name}
 
 
-def _job(path: str, device: str | None) -> Job:
-    if (path, device) not in _JOBS:
+def _job(path: str, device: str) -> Job:
+    """The job of a plan. A plan saved anew at the same place, after an earlier run has ended, is another job."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    key = path, device, status.st_ino, status.st_mtime_ns
+    if key not in _JOBS:
         _JOBS.clear()
-        _JOBS[path, device] = Job(Path(path), device)
-    job = _JOBS[path, device]
+        _JOBS[key] = Job(Path(path), device)
+    job = _JOBS[key]
     job.update()
     return job
 

@@ -32,8 +32,8 @@ def measured_json(found: Measured | str) -> dict[str, Any]:
 
 def _number_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return [[codec, k, number.hex()] for (codec, k), number in value.items()]
-    return value.hex()
+        return [[codec, k, float(number).hex()] for (codec, k), number in value.items()]
+    return float(value).hex()
 
 
 def measured_of(result: Any) -> Measured | str:

@@ -19,7 +19,7 @@ def slurm_script(file: PlanFile, tasks: int = DEFAULT_TASKS, gpus: int = 0, cpus
         gpus: of a task.
         cpus: of a task; None: as the cluster gives them.
     """
-    program = f"{shlex.quote(sys.executable)} -m kbitq.cli.main"
+    program = f"{shlex.quote(sys.executable)} -m kbitq.cli.start"
     plan, name = shlex.quote(str(file.path.absolute())), shlex.quote(f"kbitq-{file.out.name}")
     wanted = ([f"--gpus-per-task={gpus}"] if gpus else []) + ([f"--cpus-per-task={cpus}"] if cpus is not None else [])
     lines = [

@@ -61,6 +61,18 @@ def test_errors_of_a_node_come_back_as_they_were(plan: Path, tiny: Path) -> None
     assert isinstance(other, NonFiniteError) and other.hint == "h"
 
 
+def test_a_plan_saved_anew_is_another_job(tiny: Path, tmp_path: Path, kbitq: Kbitq, plan: Path) -> None:
+    """A worker's process outlives a run; the next one, to the same output, begins without journals."""
+    out = tmp_path / "out.safetensors"
+    for _ in range(2):
+        assert do_part(str(plan), "scan", 0, 1, "cpu") == do_part(str(plan), "write", 0, 1, "cpu") == {}
+        assert kbitq("finish", plan, "-q").code == 0
+        made = out.read_bytes()
+        out.unlink()
+        assert kbitq("plan", tiny, "--k", 3, "-o", out, "--save", plan, "--force").code == 0
+    assert made
+
+
 def test_ray_that_is_not_installed(tiny: Path, tmp_path: Path, kbitq: Kbitq, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     ended = kbitq("quantize", tiny, "--k", 3, "-o", tmp_path / "out.safetensors", "--cluster", "auto")

@@ -160,6 +160,33 @@ def test_a_matrix_whose_rows_are_longer_than_a_tile(tmp_path: Path) -> None:
     assert bytes_of(tmp_path / "b" / "out") == whole(source, tmp_path / "a" / "out", QuantizeOptions(k=3))
 
 
+def test_machines_with_other_instruction_sets(folder: Path, tmp_path: Path) -> None:
+    from kbitq import _C
+
+    options, before = QuantizeOptions(k=3, codebook="fit", device="cpu"), _C.simd()
+    plan = saved(folder, tmp_path / "b" / "out", options)
+    levels = _C.simd_levels()
+    try:
+        for index in range(4):
+            _C.set_simd(levels[index % len(levels)])
+            do(plan, Part(index, 4))
+    finally:
+        _C.set_simd(before)
+    finish(plan)
+    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
+
+
+def test_force_begins_anew(folder: Path, tmp_path: Path) -> None:
+    """Over another plan's unfinished output, whose journals count for nothing."""
+    do(saved(folder, tmp_path / "b" / "out", QuantizeOptions(k=4)), Part(0, 1))
+    options = QuantizeOptions(k=3, force=True)
+    plan = saved(folder, tmp_path / "b" / "out", options)
+    built = tmp_path / "b" / ".out.kbitq-partial" / "out" / "model.safetensors"
+    assert not any(built.read_bytes()) and do(plan, Part(0, 1)).reused == 0
+    finish(plan)
+    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
+
+
 def test_one_file(folder: Path, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "one", model_tensors()) / "model.safetensors"
     options = QuantizeOptions(k=4)
