@@ -17,6 +17,7 @@ from kbitq.checkpoint.source.progress import Progress, ProgressMeter
 from kbitq.checkpoint.source.recognise import is_kbitq, open_source
 from kbitq.checkpoint.source.storage import Storage, local_path
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.output_check import OutputCheck, find_output
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants
 from kbitq.choose.importance import load_importance
 from kbitq.errors import CheckpointError, KbitqError
@@ -88,6 +89,8 @@ def verify(
         )
     checkpoint = open_checkpoint(path)
     if not is_kbitq(checkpoint):
+        if (output := find_output(checkpoint)) is not None:
+            return _verify_output(output, source, None if full else sample, progress)
         raise CheckpointError(
             f"{checkpoint.where} is not quantized by kbitq, so there is nothing to verify",
             remedy="quantize",
@@ -113,6 +116,22 @@ def verify(
             report.problems += comparison.problems
             report.not_made_again = comparison.not_made_again
             report.totals.update(comparison.totals)
+    return report
+
+
+def _verify_output(
+    found: OutputCheck,
+    source: str | os.PathLike[str] | Storage | None,
+    sample: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> VerifyReport:
+    """A folder that kbitq wrote in another tool's format."""
+    report = VerifyReport(found.checks, found.problems)
+    found.structure()
+    meter = ProgressMeter(progress, sum(f.size for f in found.checkpoint.fingerprints.values()))
+    check_checksums(found.checkpoint, report.checks, report.problems, meter)
+    if source is not None:
+        report.totals["made_again"] = found.against(open_source(source), sample)
     return report
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs.base import Request, get_codec, output_codec
@@ -185,3 +185,23 @@ def test_mse_is_better_and_rows_may_be_cut() -> None:
         assert torch.equal(pieces["packed"].view(6, -1), parts["packed"])
         assert torch.equal(codec.block_stats(w, parts)[:, 1].view(6, -1).sum(1), codec.stats(w, parts)[:, 1])
     assert errors["mse"] < 0.97 * errors["absmax"]
+
+
+@pytest.mark.parametrize("codec, k", [("compressed-tensors-g64", 4), ("fp8", 8), ("bnb-nf4", 4)])
+def test_verify(tmp_path: Path, codec: str, k: int) -> None:
+    source, out = make_source(tmp_path / "model"), tmp_path / "out"
+    made(source, out, codec, k)
+    report = verify(out, source, full=True)
+    assert report.ok, report.problems
+    assert report.totals["made_again"] == 3 and "3 of 3" in " ".join(report.checks)
+    other = make_source(tmp_path / "other", torch.float16)
+    assert "it is not the source" in verify(out, other).problems[0]
+    changed = bytearray((out / "model.safetensors").read_bytes())
+    changed[-100] ^= 1
+    (out / "model.safetensors").write_bytes(changed)
+    problems = " ".join(verify(out, source, full=True).problems)
+    assert "SHA256" in problems or "checksum" in problems.lower(), problems
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert any("quantization_config is not that" in p for p in verify(out).problems)
