@@ -8,16 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from kbitq.cli.options import files, parsing
+from kbitq.cli.options.arguments import place
 
 Model = Annotated[
     Path,
     files.READ,
-    typer.Argument(
-        metavar="MODEL",
-        help="The folder of an unquantized model of transformers, or ORG/NAME of the Hub.",
-        autocompletion=parsing.complete_path,
-        show_default=False,
-    ),
+    place("MODEL", "The folder of an unquantized model of transformers, or ORG/NAME of the Hub."),
 ]
 Texts = Annotated[
     list[Path],

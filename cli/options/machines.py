@@ -8,18 +8,14 @@ from typing import Annotated
 import typer
 
 from kbitq.cli.options import files, parsing
+from kbitq.cli.options.arguments import place
 
 PANEL = "Many machines"
 
 PlanFile = Annotated[
     Path,
     files.READ,
-    typer.Argument(
-        metavar="PLAN",
-        help="The file that kbitq plan --save wrote.",
-        autocompletion=parsing.complete_path,
-        show_default=False,
-    ),
+    place("PLAN", "The file that kbitq plan --save wrote."),
 ]
 SavePlan = Annotated[
     Path | None,

@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kbitq.errors import CodecError
-from kbitq.format import BLOCK, DEFAULT_CODEC, Entry
+from kbitq.format import BLOCK, CODECS, DEFAULT_CODEC, Entry
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
     from kbitq.ops.tiles import Tiles
 
-BUILTIN = {DEFAULT_CODEC: "planes", "trellis": "trellis", "trellis/128": "trellis"}
+BUILTIN = {name: name.partition("/")[0] for name in CODECS}
 """The codecs that come with kbitq, and the modules of this package whose ``CODECS`` have them."""
 
 

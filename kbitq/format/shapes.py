@@ -20,6 +20,7 @@ MIN_LEVEL = 2.0**-12  # smaller magnitudes of a normalised codebook become 0
 WORD_BYTES = 4  # one int32 word holds one bit plane of one block
 SCALE_RULES = ("absmax", "mse")
 DEFAULT_CODEC = "planes"  # what metadata that names no codec means
+CODECS = {DEFAULT_CODEC: BLOCK, "trellis": 32, "trellis/128": 128}  # by name, the columns that share a scale
 PACKED_SUFFIX, ABSMAX_SUFFIX, CODEBOOK_SUFFIX = "_packed", "_absmax", "_codebook"
 COMPANION_SUFFIXES = (PACKED_SUFFIX, ABSMAX_SUFFIX, CODEBOOK_SUFFIX)
 

@@ -73,13 +73,10 @@ class Layout:
 
 _TRELLIS_KS = range(fmt.TRELLIS_K_MIN, fmt.TRELLIS_K_MAX + 1)
 LAYOUTS = {
-    "planes": Layout(range(fmt.K_MIN, fmt.K_MAX + 1), 0, fmt.BLOCK),
-    **{
-        "trellis" + (f"/{columns}" if columns != fmt.BLOCK else ""): Layout(
-            _TRELLIS_KS, fmt.TRELLIS_EXTRA_BITS, columns
-        )
-        for columns in fmt.SCALE_BLOCKS
-    },
+    name: Layout(range(fmt.K_MIN, fmt.K_MAX + 1), 0, columns)
+    if name == fmt.DEFAULT_CODEC
+    else Layout(_TRELLIS_KS, fmt.TRELLIS_EXTRA_BITS, columns)
+    for name, columns in fmt.CODECS.items()
 }
 """Codecs that the core has."""
 

@@ -17,12 +17,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import kbitq
+from kbitq import format as fmt
+from kbitq._core import core
 from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, inspect, plan_quantize, run, verify
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs import base
 from kbitq.codecs.base import Part, Request, SpanLike
 from kbitq.errors import CodecError, FormatError
 from kbitq.nn import KbitEmbedding, KbitLinear
+from kbitq.ops import codec as codec_ops
 
 BLOCK = 32
 BITS = 8
@@ -243,6 +246,15 @@ def test_a_file_whose_codec_is_unknown_is_refused(source: Path, tmp_path: Path) 
     assert "'toy8' is not known" in report.problems[0]
     with pytest.raises(CodecError, match="'toy8' is not known"):
         plan_of(source, tmp_path / "other.safetensors")
+
+
+def test_the_core_knows_the_codecs_of_the_table() -> None:
+    for name, columns in fmt.CODECS.items():
+        assert base.get_codec(name).name == name
+        assert codec_ops.layout_of(name).scale_block == columns
+        assert core.tile_shape(16, 256, 2, name)
+    with pytest.raises(ValueError, match="trellis/64"):
+        core.tile_shape(16, 256, 2, "trellis/64")
 
 
 def test_a_name_is_taken_once() -> None:
