@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,17 @@ def test_a_budget(tmp_path: Path) -> None:
     plan = choose(plan_quantize(source, tmp_path / "out", QuantizeOptions(budget=Budget(bpw=3.75))))
     assert {t.k for t in plan.tensors if t.quantized} == {3, 4}
     run(plan)
+
+
+def test_descriptions_of_the_source_are_not_carried_over(tmp_path: Path) -> None:
+    """They would not be true of the output, and some loaders believe them."""
+    source = gptq_folder(tmp_path / "m")
+    (source / "quantize_config.json").write_text('{"bits": 4}')
+    (source / "tokenizer.json").write_text("{}")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "quantization": {"bits": 4, "group_size": 64}}))
+    plan = plan_quantize(source, tmp_path / "out", QuantizeOptions(k=3))
+    assert any("quantize_config.json is not carried over" in note for note in plan.notes)
+    run(plan)
+    assert (tmp_path / "out" / "tokenizer.json").is_file() and not (tmp_path / "out" / "quantize_config.json").exists()
+    assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text())

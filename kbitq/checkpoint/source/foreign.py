@@ -10,6 +10,10 @@ from kbitq.formats.base import PEEK_BYTES, Catalogue, ForeignWeight, Stored, pla
 from kbitq.formats.recognise import recognise
 from kbitq.text_safety import shown
 
+# Files and a key of config.json in which tools describe what they made: AutoGPTQ, AutoAWQ, ModelOpt; MLX.
+_DESCRIPTIONS = frozenset(("quantize_config.json", "quant_config.json", "hf_quant_config.json"))
+_MLX_KEY = "quantization"
+
 
 def resolve(checkpoint: Checkpoint) -> dict[str, str]:
     """Turn weights of other tools' formats into tensors that decode, and take what they are made of out.
@@ -34,7 +38,19 @@ def resolve(checkpoint: Checkpoint) -> dict[str, str]:
             tensors[name] = tensor
     checkpoint.tensors = tensors
     checkpoint.schemes = schemes(found.weights)
+    if checkpoint.schemes:
+        _forget_descriptions(checkpoint)
     return {name: reason for name, reason in dropped.items() if name not in tensors}
+
+
+def _forget_descriptions(checkpoint: Checkpoint) -> None:
+    """Take out what says how the source is quantized, beside ``quantization_config``: it is not true of an output."""
+    if checkpoint.config is not None:
+        checkpoint.config = {key: value for key, value in checkpoint.config.items() if key != _MLX_KEY}
+    for name in [name for name in checkpoint.carried if name in _DESCRIPTIONS]:
+        checkpoint.carried.remove(name)
+        del checkpoint.carried_sizes[name]
+        checkpoint.notes.append(f"{name} is not carried over: it says how the source is quantized")
 
 
 def has_foreign_weights(checkpoint: Checkpoint) -> bool:
