@@ -71,7 +71,7 @@ def test_tiles_and_threads_do_not_change_fitted_bytes(
     source: Path, quantize: Callable[..., RunReport], tmp_path: Path, codebook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, made = torch.get_num_threads(), set()
-    for tiles, threads in ((16 << 20, 2), (1 << 10, 1)):
+    for tiles, threads in ((16 << 20, 2), (1 << 12, 1)):  # some 20 of 100 to 200 rows
         monkeypatch.setattr("kbitq.checkpoint.source.tile_reader.MIN_TILE_BYTES", 64)
         monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda *_, tiles=tiles: tiles)
         torch.set_num_threads(threads)
