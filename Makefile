@@ -134,6 +134,7 @@ FORMATS := build/formats
 test-formats: $(FORMATS)/ready
 	PYTHONPATH=tests $(FORMATS)/bin/python tests/formats/compare.py
 	PYTHONPATH=tests $(FORMATS)/bin/python tests/formats/compare_gguf.py
+	$(FORMATS)/bin/python -m pytest -q -W default tests/formats/test_outputs.py
 
 $(FORMATS)/ready: tests/formats/packages.txt $(SOURCES)
 	@[ -d $(FORMATS) ] || $(PYTHON) -m venv $(FORMATS)
