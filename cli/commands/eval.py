@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +15,6 @@ from kbitq.cli.options.signature import spread
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
 
     from kbitq.eval.perplexity import Evaluation
 
@@ -56,8 +52,7 @@ def command(
     """
     console.begin(**vars(talk))
     _check(wanted, text, tokens, chat=chat)
-    from kbitq.cli import cards, sources
-    from kbitq.eval.perplexity import evaluate, read_tokens, windows_of
+    from kbitq.cli import cards, evaluating, sources
     from kbitq.integrations.transformers.loading import load_model
 
     folder = sources.local(model)
@@ -70,15 +65,11 @@ def command(
         return
     # Now: what cannot be saved, or is no text, is refused before the work.
     card = cards.before_saving(folder, text or tokens) if save else ""
-    ids = _ids(folder, text, trust_remote_code) if text is not None else None
+    ids = evaluating.text_ids(folder, text, trust_remote_code) if text is not None else None
     measured = load(folder)
     original = load(sources.local(against)) if against else None
-    if ids is None:
-        assert tokens is not None
-        ids = read_tokens(tokens, measured.get_input_embeddings().num_embeddings)
-    cut = windows_of(ids, window, windows)
-    with _bar(cut.shape[1]) as report:
-        result = evaluate(measured, cut, reference=original, batch=batch, progress=report)
+    cut = evaluating.windows(measured, ids, tokens, window, windows)
+    result = evaluating.evaluated(measured, cut, original, batch)
     _show(result)
     if save:
         cards.save(folder, result, text or tokens, card)
@@ -95,31 +86,6 @@ def _check(wanted: task_options.Wanted, text: Path | None, tokens: Path | None, 
     if chat and wanted.tasks is None:
         raise typer.BadParameter("--chat goes with --tasks; a text is read as it is.")
     wanted.check()
-
-
-@contextmanager
-def _bar(window: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar over windows of so many tokens."""
-    from kbitq.checkpoint import Progress
-    from kbitq.cli.views.text import count_text
-
-    with console.progress("reading", lambda rate: f"{count_text(rate)} tokens") as progress:
-
-        def report(done: int, total: int) -> None:
-            if progress is not None:
-                progress(Progress(done * window, total * window, ""))
-
-        yield report
-
-
-def _ids(folder: Path, text: Path, trust_remote_code: bool) -> Tensor:
-    """The tokens of a text, int64."""
-    from kbitq.eval.perplexity import read_text
-    from kbitq.eval.texts import tokenize
-    from kbitq.integrations.transformers.loading import load_tokenizer
-
-    words = read_text(text)
-    return tokenize(words, load_tokenizer(folder, trust_remote_code=trust_remote_code))
 
 
 def _show(result: Evaluation) -> None:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kbitq.cli.console import console
 from kbitq.cli.options import hub, machines, output, parsing
+from kbitq.cli.options.divergence import Divergence
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.request import Request, finished, options_of, write_recipe
 from kbitq.cli.options.signature import spread
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kbitq.checkpoint import Plan
+    from kbitq.checkpoint import Plan, QuantizeOptions
+    from kbitq.checkpoint.source.storage import Storage
     from kbitq.hub import Repo
 
 EPILOG = parsing.examples(
     "kbitq quantize model.safetensors --k 3",
     "kbitq quantize ./Llama-3.2-1B --k 4 -o ./llama-k4 --exclude '*down_proj*'",
     "kbitq quantize ./Llama-3.2-1B --bpw 3.5 --codebook fit --write-recipe llama.toml",
+    "kbitq quantize ./Llama-3.2-1B --kl 0.05 --text wiki.txt",
     "kbitq quantize model.safetensors --k 2 --only 're:.*\\.mlp\\..*' --dry-run",
     "kbitq quantize /nfs/llama --k 3 -o /nfs/llama-k3 --cluster auto",
 )
@@ -52,7 +54,12 @@ class Machines:
 
 @spread
 def command(
-    context: typer.Context, request: Request, publishing: Publishing, machines: Machines, talk: Printing
+    context: typer.Context,
+    request: Request,
+    wanted: Divergence,
+    publishing: Publishing,
+    machines: Machines,
+    talk: Printing,
 ) -> None:
     """Quantize the weights of a checkpoint to N bits each, or to as many as each can use within a budget.
 
@@ -62,12 +69,16 @@ def command(
     from kbitq import checkpoint
     from kbitq.cli import sources
 
-    options, target = options_of(request, context), _repository(publishing)
+    wanted.check(dry_run=publishing.dry_run, stream=request.stream, cluster=machines.cluster is not None)
+    options, target = options_of(request, context, wanted.kl), _repository(publishing)
     found = sources.find(request.source, stream=request.stream)
+    if wanted.kl is not None:
+        _publish(_searched(found.place, request, options, wanted), target, found.base, publishing)
+        return
     plan = checkpoint.plan_quantize(found.place, request.output, options, dry=publishing.dry_run)
     if machines.cluster is not None and not publishing.dry_run:
         out = _on_cluster(plan, request, publishing, machines)
-        if out is not None and target is not None:
+        if out is not None:
             _publish(out, target, found.base, publishing)
         return
     plan = finished(plan, request.write_recipe)
@@ -79,15 +90,33 @@ def command(
         return
     out = _carry_out(plan)
     write_recipe(plan, request.write_recipe)
+    _publish(out, target, found.base, publishing)
+
+
+def _searched(source: Path | Storage, request: Request, options: QuantizeOptions, wanted: Divergence) -> Path:
+    """Find the smallest budget for a divergence, quantize with it, and save what was measured beside the output."""
+    from kbitq.checkpoint.plan.recipe import check_recipe_file
+    from kbitq.cli import cards, divergence
+
+    assert isinstance(source, Path) and wanted.kl is not None  # with --kl nothing is streamed
+    made = divergence.plan(source, request.output, options, wanted.kl)
+    if request.write_recipe is not None:
+        check_recipe_file(made, request.write_recipe)
+    plan, measured = divergence.search(made, source, wanted)
+    out = _carry_out(plan)
+    write_recipe(plan, request.write_recipe)
+    if plan.to_folder:
+        text = wanted.text or wanted.tokens
+        cards.save(out, measured, text, cards.before_saving(out, text))
+    return out
+
+
+def _publish(out: Path, target: Repo | None, base: str | None, publishing: Publishing) -> None:
     if target is not None:
-        _publish(out, target, found.base, publishing)
+        from kbitq.cli import publish
 
-
-def _publish(out: Path, target: Repo, base: str | None, publishing: Publishing) -> None:
-    from kbitq.cli import publish
-
-    pushed = publish.publish(out, target, base=base, private=publishing.private, pull_request=False)
-    console.note(f"published at {pushed.url}")
+        pushed = publish.publish(out, target, base=base, private=publishing.private, pull_request=False)
+        console.note(f"published at {pushed.url}")
 
 
 def _on_cluster(plan: Plan, request: Request, publishing: Publishing, machines: Machines) -> Path | None:

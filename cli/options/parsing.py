@@ -120,6 +120,14 @@ def bits(text: str) -> float:
     return found
 
 
+def nats(text: str) -> float:
+    """'0.05' -> 0.05."""
+    found = _number(text, float, f"{text!r} is not a number of nats.")
+    if not 0 < found < math.inf:
+        raise typer.BadParameter(f"a divergence must be above zero, not {text}.")
+    return found
+
+
 def factor(text: str) -> tuple[str, float]:
     """'*.lm_head.*=4' -> ('*.lm_head.*', 4.0)."""
     message = f"{text!r} is not understood; write it as PATTERN=2.5."

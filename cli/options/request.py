@@ -68,20 +68,26 @@ class Request:
     force: Force = False
 
 
-def options_of(request: Request, context: typer.Context) -> QuantizeOptions:
-    """The options of a run. What the command line does not give, the recipe may; its rules come after those given."""
+def options_of(request: Request, context: typer.Context, kl: float | None = None) -> QuantizeOptions:
+    """The options of a run. What the command line does not give, the recipe may; its rules come after those given.
+
+    ``kl``: the divergence that stands in the place of a budget; then the options have the largest budget.
+    """
     from kbitq.checkpoint import QuantizeOptions
+    from kbitq.choose.knapsack import MOST_BITS
     from kbitq.choose.recipe import Recipe, load_recipe, parse_rule
 
     recipe = load_recipe(request.recipe) if request.recipe is not None else Recipe()
     given = _with_recipe(request, recipe, context)
     _settle_format(given)
-    wishes = [f"--{key}" for key in _WISHES if given[key] is not None]
+    wishes = [f"--{key}" for key in _WISHES if given[key] is not None] + (["--kl"] if kl is not None else [])
     if len(wishes) > 1:
         raise typer.BadParameter(f"{' and '.join(wishes)} cannot go together.")
     chosen = (*map(parse_rule, given["rule"] or ()), *recipe.rules)
     if not wishes and not chosen:
         raise typer.BadParameter("Missing option '--k' (or --bpw, --size, --rule or --recipe).")
+    if kl is not None:
+        given["bpw"] = MOST_BITS
     _check_importance(recipe.importance, given["importance"])
     plain: dict[str, Any] = {key: given[key] for key in _AS_IT_IS}
     plain["codec"] = codec_of(given["codec"], given["scale_block"])

@@ -49,7 +49,7 @@ def choose(plan: Plan, progress: Callable[[Progress], None] | None = None) -> Pl
     if budget is None or plan.choice is not None:
         return plan
     check_budget(plan, budget)
-    return spend(plan, budget, _measured(plan, progress))
+    return spend(plan, budget, measure_all(plan, progress))
 
 
 def spend(plan: Plan, budget: Budget, results: Mapping[str, Measured | str]) -> Plan:
@@ -82,7 +82,8 @@ def check_budget(plan: Plan, budget: Budget) -> None:
         )
 
 
-def _measured(plan: Plan, progress: Callable[[Progress], None] | None) -> dict[str, Measured | str]:
+def measure_all(plan: Plan, progress: Callable[[Progress], None] | None = None) -> dict[str, Measured | str]:
+    """What ``measure_tensor`` says of each tensor to be quantized, by name; how large the budget is does not matter."""
     chosen = [t for t in plan.tensors if t.quantized]
     meter = ProgressMeter(progress, sum(t.bytes_in for t in chosen))
     found: dict[str, Measured | str] = {}
@@ -116,6 +117,15 @@ def codings_of(plan: Plan) -> tuple[Coding, ...]:
     codings = [(codec, k) for codec in plan.options.codecs for k in get_codec(codec).ks]
     bits = {coding: bits_per_weight(coding[0], "", _SOME_SHAPE, coding[1]) for coding in codings}
     return tuple(sorted(codings, key=lambda coding: bits[coding]))
+
+
+def bits_range(plan: Plan) -> tuple[float, float]:
+    """Bits per weight of the quantized tensors at the smallest of ``codings_of`` and at the largest."""
+    codings, free = codings_of(plan), [t.name for t in plan.tensors if t.quantized and not t.pinned]
+    least, most = (
+        _bits(plan.with_codings(dict.fromkeys(free, coding)).tensors) for coding in (codings[0], codings[-1])
+    )
+    return least, most
 
 
 def _coding(tensor: TensorPlan) -> Coding:
