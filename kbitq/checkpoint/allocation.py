@@ -211,7 +211,8 @@ class _Spending:
         """How much a tensor's relative error counts, by its size. All experts of a layer count together as one tensor,
         stored in one piece or one by one."""
         whole = self.weights[merged_experts(tensor.name)]
-        counts = 1.0 if self.kind == "relative" else whole**COUNT_POWER
+        largest = max(self.weights.values())  # counts as 1: sums stay within float64 whatever the user's factors are
+        counts = 1.0 if self.kind == "relative" else (whole / largest) ** COUNT_POWER
         return float(element_count(tensor.shape) / whole * counts)
 
     def _chosen(self, allocation: Allocation) -> dict[str, Coding]:

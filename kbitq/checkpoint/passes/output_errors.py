@@ -4,7 +4,7 @@ Rows of a matrix do not depend on each other, so evenly spaced runs of rows stan
 left to right, so the first columns of a very wide matrix, with their part of H, are a matrix of the same kind. Of a
 stack of experts a few stand for all. So all that is measured is measured with feedback, the same on every device, and
 the work on a tensor is bounded: one factor of at most ``COLUMNS`` columns for each H, and about a sixteenth of the rows
-in each codec and K.
+in each codec and K, up to four million weights.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from kbitq.checkpoint.passes.factors import factorised
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
+from kbitq.checkpoint.source.memory import feedback_elements
 from kbitq.checkpoint.source.sample import SAMPLE_RUN
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
@@ -28,7 +29,8 @@ from kbitq.format import block_count, is_fused_experts, matrix_shape
 
 ROW_STEP = 16  # one row in so many is measured,
 FEW_ELEMENTS = 1 << 18  # or more, to have about this many elements,
-FEW_ROWS = 64  # and at least so many rows
+FEW_ROWS = 64  # and at least so many rows,
+MOST_ELEMENTS = 1 << 22  # but no more than this
 COLUMNS = 8192  # at most: factorising more takes minutes on a CPU
 EXPERTS = 8  # of a stack, at most
 
@@ -79,19 +81,18 @@ class FeedbackMeter:
         found = OutputErrors()
         largest = torch.full((1,), amax, dtype=torch.float32, device=self._device)
         for expert in self._experts(tensor):
-            w = self._rows(tensor, expert)
-            h, factor = self._hessian(tensor, expert, w.shape[1])
-            found.elements += w.numel()
-            found.signal += float(w.double().square().sum())
-            found.output += feedback.proxy_loss(w, h)
-            for coding, levels in codings:
-                codec = get_codec(coding[0])
-                assert isinstance(codec, Planes)  # or a trellis: the plan has no H for others
-                on_device = None if levels is None else levels.to(self._device)
-                parts = feedback.encode(codec, w, Request(coding[1], largest, tensor.scale, on_device), factor)
-                error = w.float() - codec.decode(parts, w.shape[1], torch.float32)
-                found.noise[coding] += float(error.double().square().sum())
-                found.loss[coding] += feedback.proxy_loss(error, h)
+            rows = self._rows(tensor, expert)
+            h, factor = self._hessian(tensor, expert, rows.shape[1])
+            at_once = feedback_elements(self._plan.options.max_memory, rows.shape[1]) // rows.shape[1]
+            for w in rows.split(at_once):
+                found.elements += w.numel()
+                found.signal += float(w.double().square().sum())
+                found.output += feedback.proxy_loss(w, h)
+                for coding, levels in codings:
+                    on_device = None if levels is None else levels.to(self._device)
+                    error = _error(coding[0], w, Request(coding[1], largest, tensor.scale, on_device), factor)
+                    found.noise[coding] += float(error.double().square().sum())
+                    found.loss[coding] += feedback.proxy_loss(error, h)
         return found
 
     def _experts(self, tensor: TensorPlan) -> list[int]:
@@ -105,7 +106,9 @@ class FeedbackMeter:
         rows, cols = matrix_shape(tensor.name, tensor.shape)
         if is_fused_experts(tensor.name, tensor.shape):
             rows = tensor.shape[1]
-        wanted = min(rows, max(-(-rows // ROW_STEP), FEW_ELEMENTS // min(cols, COLUMNS), FEW_ROWS))
+        width = min(cols, COLUMNS)
+        wanted = min(max(-(-rows // ROW_STEP), FEW_ELEMENTS // width), MOST_ELEMENTS // width)
+        wanted = min(rows, max(wanted, FEW_ROWS))
         length = min(wanted, SAMPLE_RUN if 2 * wanted <= rows else rows)
         runs = wanted // length
         gathered = []
@@ -126,3 +129,11 @@ class FeedbackMeter:
             factor = factorised(tensor.name, h)
             self._last = key, h.double(), factor
         return self._last[1], self._last[2]
+
+
+def _error(name: str, w: torch.Tensor, request: Request, factor: feedback.Factor) -> torch.Tensor:
+    """What feedback leaves of rows, float32."""
+    codec = get_codec(name)
+    assert isinstance(codec, Planes)  # or a trellis: the plan has no H for others
+    parts = feedback.encode(codec, w, request, factor)
+    return w.float() - codec.decode(parts, w.shape[1], torch.float32)
