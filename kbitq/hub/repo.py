@@ -25,6 +25,6 @@ class Repo:
 def parse_repo(source: str) -> Repo | None:
     """The repository that ``source`` names, or None: a path that exists is a path, and so is any other spelling."""
     match = _REPO.fullmatch(source)
-    if match is None or os.path.lexists(source) or source.endswith(".safetensors"):
+    if match is None or os.path.lexists(source) or source.endswith((".safetensors", ".gguf")):
         return None
     return Repo(match["id"], match["revision"])

@@ -245,7 +245,7 @@ def open_storage(source: str | os.PathLike[str]) -> Storage:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path} does not exist", hint="give a .safetensors file or a folder that has one"
+            f"{path} does not exist", hint="give a .safetensors or .gguf file, or a folder that has one"
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{shown(path)} cannot be opened: {error}") from None
