@@ -58,9 +58,18 @@ class Attempt:
 
     def commit(self) -> None:
         """Return when the lines are on the disk. What they speak of must be there already."""
-        if self._lines:
-            self._append(b"".join(self._lines))
-            self._lines.clear()
+        self.make_durable(self.take())
+
+    def take(self) -> bytes:
+        """The lines since the last call, for ``make_durable``."""
+        lines = b"".join(self._lines)
+        self._lines.clear()
+        return lines
+
+    def make_durable(self, lines: bytes) -> None:
+        """Append lines, and return when they are on the disk; from any thread."""
+        if lines:
+            self._append(lines)
             with writing(self.path):
                 os.fdatasync(self._fd)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +53,55 @@ class _BeatingReader(TileReader):
         self._attempt.beat(target.numel())
 
 
+class _Commits:
+    """Makes what was written durable, and then the lines about it, in a thread while the work goes on."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._files: dict[Path, SharedFile] = {}
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="kbitq-journal")
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> _Commits:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._syncing.shutdown()
+        _close(self._files.values())
+
+    def file(self, path: Path, nbytes: int) -> SharedFile:
+        """The file of the output, open until the next commit."""
+        if path not in self._files:
+            self._files[path] = SharedFile(path, nbytes)
+        return self._files[path]
+
+    def begin(self) -> None:
+        """Begin with all files and lines since the last call, when what that began is durable."""
+        self.settle()
+        files, self._files = list(self._files.values()), {}
+        self._under_way = self._syncing.submit(_make_durable, files, self._attempt, self._attempt.take())
+
+    def settle(self) -> None:
+        """Return when the commit under way is durable; raise what it raised."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+
+def _make_durable(files: Sequence[SharedFile], attempt: Attempt, lines: bytes) -> None:
+    try:
+        for file in files:
+            file.sync()
+    finally:
+        _close(files)
+    attempt.make_durable(lines)
+
+
+def _close(files: Iterable[SharedFile]) -> None:
+    for file in files:
+        file.close()
+
+
 class ChunkWork:
     """Carries out chunks of one job in this process. ``done`` hears of each chunk."""
 
@@ -59,26 +110,28 @@ class ChunkWork:
         self._done = done if done is not None else lambda _: None
         self._devices = resolve_devices(job.plan.options.device if job.plan.output is None else "cpu")
         self._unsynced = 0
-        self._touched: dict[str, SharedFile] = {}
+        self._commits = _Commits(attempt)
+        self._readers: list[TileReader] = []
         self._tensors: dict[str, TensorPlan] = {t.name: t for t in job.plan.tensors}
 
     def run(self, chunks: Sequence[Chunk]) -> None:
-        """Carry out chunks of the job's phase."""
-        if not chunks:
-            return
+        """Carry out chunks of the job's phase; once."""
         with ExitStack() as held:
-            held.callback(self._close)
-            _WORK[self.job.phase](self, chunks, held)
-            self._commit()
+            held.enter_context(self._commits)
+            if chunks:
+                _WORK[self.job.phase](self, chunks, held)
+                self._commit()
+                self._commits.settle()
 
     def _reader(self, held: ExitStack, tile: int) -> TileReader:
-        return held.enter_context(_BeatingReader(self.job.plan.checkpoint, tile, self.attempt))
+        reader = held.enter_context(_BeatingReader(self.job.plan.checkpoint, tile, self.attempt))
+        self._readers.append(reader)
+        return reader
 
     def _pipeline(self, held: ExitStack) -> Pipeline:
         on_cpu = self._devices == ("cpu",)
         bound = self.job.plan.options.max_memory
         reader = self._reader(held, tile_bytes(bound, torch.get_num_threads() if on_cpu else None))
-        held.callback(reader.check_unchanged)
         return CpuPipeline(reader) if on_cpu else DevicePipeline(reader, self._devices)
 
     def _note(self, chunk: Chunk, result: Any, written: int = 0) -> None:
@@ -90,16 +143,11 @@ class ChunkWork:
         self._done(chunk)
 
     def _commit(self) -> None:
-        for file in self._touched.values():
-            file.sync()
-        self.attempt.commit()
-        self._close()
+        """Between two chunks. A source that has changed since it was planned with leaves no line."""
+        for reader in self._readers:
+            reader.check_unchanged()
+        self._commits.begin()
         self._unsynced = 0
-
-    def _close(self) -> None:
-        for file in self._touched.values():
-            file.close()
-        self._touched.clear()
 
     def _measure(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         reader = self._reader(held, tile_bytes(self.job.plan.options.max_memory))
@@ -108,7 +156,6 @@ class ChunkWork:
         for chunk in chunks:
             found = measure_tensor(self.job.plan, codec, self._tensors[chunk.name], feedback)
             self._note(chunk, measured_json(found))
-        reader.check_unchanged()
 
     def _scan(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         pipeline = self._pipeline(held)
@@ -159,9 +206,7 @@ class ChunkWork:
                 chunk, filling = next(waiting, chunk), None
 
     def _file(self, shard: Shard) -> SharedFile:
-        if shard.name not in self._touched:
-            self._touched[shard.name] = SharedFile(self.job.staging.output / shard.name, shard.nbytes)
-        return self._touched[shard.name]
+        return self._commits.file(self.job.staging.output / shard.name, shard.nbytes)
 
     def _seal(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         written = self.job.by_tensor(self.job.written)

@@ -207,7 +207,8 @@ class _Launcher:
 
     def _run_phase(self, phase: str, missing: list[Chunk]) -> None:
         """Do what is missing of a phase, in parts, as tasks."""
-        count = min(len(self.job.chunks), PARTS_OF_A_WORKER * self._slots)
+        parts = PARTS_OF_A_WORKER * self._slots if self._slots > 1 else 1  # a single worker holds nobody up
+        count = min(len(self.job.chunks), parts)
         lacking = {c.key for c in missing}
         all_parts = (Part(i, count) for i in range(count))
         waiting = deque(part for part in all_parts if any(c.key in lacking for c in part.of(self.job.chunks)))
@@ -267,12 +268,12 @@ class _Launcher:
                 latest[attempt.part] = attempt
         found, now = [], time.monotonic()
         for reference, task in running.items():
-            attempt = latest.get(ray_tasks.label(phase, task.part))
-            if attempt is not None and now - max(attempt.grew, task.submitted) > self.options.stall:
+            last = latest.get(ray_tasks.label(phase, task.part))
+            if last is not None and now - max(last.grew, task.submitted) > self.options.stall:
                 seconds = f"{self.options.stall:.0f} s"
                 self._say(f"part {task.part} of the phase '{phase}' made no progress for {seconds}: it is begun again")
                 self.ray.cancel(reference, force=True)  # which a process that hangs may not hear
-                self._end_process(attempt)
+                self._end_process(last)
                 found.append(reference)
         return found
 

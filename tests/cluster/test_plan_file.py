@@ -194,3 +194,20 @@ def test_every_chunk_is_of_one_part() -> None:
         assert dealt == chunks
     shares = [sum(c.nbytes for c in Part(i, 4).of(chunks)) for i in range(4)]
     assert max(shares) - min(shares) <= 2 * max(sizes) << 10
+
+
+def test_a_source_that_changes_while_it_is_read_leaves_no_line(
+    plan: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kbitq.cluster.chunk_work import ChunkWork
+
+    real = ChunkWork._write
+
+    def changed_meanwhile(self: ChunkWork, *given: Any) -> None:
+        real(self, *given)
+        (folder / "model-00001-of-00002.safetensors").touch()
+
+    monkeypatch.setitem(__import__("kbitq.cluster.chunk_work", fromlist=["_WORK"])._WORK, "write", changed_meanwhile)
+    with pytest.raises(SourceChangedError):
+        work(plan, Part(), patience=0)
+    assert not any(b'"is":"write"' in line for line in lines_of(tmp_path / ".out.kbitq-partial" / "parts"))
