@@ -42,6 +42,18 @@ def trellis_folder(folder: Path) -> Path:
     return _quantized(_source(folder, config), folder, ("lm_head*=k2",), k=2, codec="trellis")
 
 
+def shared_folder(folder: Path) -> Path:
+    """A Qwen2 MoE, each of whose layers has a shared expert beside the others; one K."""
+    from transformers import Qwen2MoeConfig
+
+    config = Qwen2MoeConfig(
+        hidden_size=128, intermediate_size=192, moe_intermediate_size=72, shared_expert_intermediate_size=96,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=330, num_experts=4,
+        max_position_embeddings=256, num_experts_per_tok=2, initializer_range=0.2,
+    )  # fmt: skip
+    return _quantized(_source(folder, config), folder, (), k=3)
+
+
 def _source(folder: Path, config: Any) -> Path:
     from transformers import AutoModelForCausalLM
 

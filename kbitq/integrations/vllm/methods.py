@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
+from vllm.model_executor.layers.fused_moe.runner.shared_experts import SharedExpertsOrder
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.parameter import BasevLLMParameter, PerTensorScaleParameter
@@ -49,6 +50,12 @@ class KbitqExpertsMethod(FusedMoEMethodBase):
     def __init__(self, stored: StoredNames, prefix: str, layer: Any) -> None:
         super().__init__(layer.moe_config)
         self.stored, self.prefix = stored, prefix
+
+    @property
+    def mk_can_overlap_shared_experts(self) -> bool:
+        """True: :meth:`apply` runs shared experts. vLLM would use a stream of their own, but in a recorded graph
+        only one stream at a time may multiply by tiles (``kbitq.ops.tiled_linear``)."""
+        return True
 
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *_: Any, **__: Any
@@ -101,7 +108,9 @@ class KbitqExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any = None,
         shared_experts_input: Tensor | None = None,
     ) -> Tensor:
-        """Tokens through the experts that were chosen for them; ``[tokens, hidden]``."""
+        """Tokens through the experts that were chosen for them; ``[tokens, hidden]``. Shared ones keep their output."""
+        if shared_experts is not None:
+            shared_experts(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
         ids = topk_ids.long()
         if layer.expert_map is not None:
             ids = layer.expert_map[ids].long()

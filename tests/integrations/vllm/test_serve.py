@@ -51,6 +51,7 @@ def run(folder: Path, tokens: Path, environment: dict[str, str], **options: Any)
     ("kind", "options"),
     [
         pytest.param("trellis", {"enforce_eager": True}, id="trellis-biases-eager"),
+        pytest.param("shared", {"enforce_eager": True}, id="shared-experts-eager"),
         pytest.param("mixed", {"enforce_eager": True, "tensor_parallel_size": 2}, id="mixed-experts-tied-two-workers"),
         pytest.param("mixed", {}, id="mixed-experts-tied-compiled"),
     ],
