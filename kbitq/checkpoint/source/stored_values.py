@@ -66,16 +66,16 @@ class TensorValues:
         cols = part.shape[1]
         with self._lock:
             start, band = self._bands.get(name, (0, None))
-        if band is None or not start <= first <= first + count <= start + band.shape[1]:
+        if band is None or not start <= first <= first + count <= start + len(band):
             column_bytes = max(part.nbytes // max(cols, 1), 1)
             band = None  # let go of before the next is read
             with self._lock:
                 self._bands.pop(name, None)
             width = min(cols - first, max(count, self._band_bytes // column_bytes))
-            start, band = first, self._columns(part, first, width)
+            start, band = first, self._columns(part, first, width).t().contiguous()  # decoders want columns as rows
             with self._lock:
                 self._bands[name] = start, band
-        return band[:, first - start : first - start + count]
+        return band[first - start : first - start + count].t()
 
     def _columns(self, part: SourceTensor, first: int, count: int) -> Tensor:
         rows, cols = part.shape

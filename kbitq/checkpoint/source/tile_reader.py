@@ -22,7 +22,7 @@ from kbitq.format import BLOCK, matrix_shape, stored_dtype
 from kbitq.formats.base import DecodesInto, ForeignWeight, matrix_of
 from kbitq.ops.dtypes import TORCH_DTYPES
 
-_BAND_TILES = 2  # of a matrix in another format that is read by columns
+_BAND_TILES = 1  # of a matrix in another format that is read by columns
 WORTH_A_THREAD = 256 << 10  # bytes; what is smaller is done before a thread would have begun
 
 
