@@ -67,8 +67,7 @@ def search(made: Plan, folder: Path, wanted: Divergence) -> tuple[Plan, Evaluati
         raise BudgetError(
             f"a divergence of {wanted.kl:g} cannot be reached: at {largest:g} bits per weight, the most there are, it "
             f"is {found:.3g}",
-            hint="allow more, or quantize less",
-            remedy="unreachable",
+            hint="allow more with --kl, or quantize less with --exclude 'PATTERN'",
         )
     console.unfinished = before
     return tried.spent(bits), tried.found[bits]

@@ -73,7 +73,6 @@ _REMEDIES = {
     "tokens": "give a text in UTF-8; token ids are for --tokens",
     "trust": "look at that code; --trust-remote-code runs it",
     "work": "kbitq work {path} --part I/N does what is missing of part I of N",
-    "unreachable": "allow more with --kl, or quantize less with --exclude 'PATTERN'",
     "text": "give a text with --text, or ids of this model's tokenizer",
 }
 """What to do, by the name that an error of the library gives it (its own hint names arguments of Python)."""

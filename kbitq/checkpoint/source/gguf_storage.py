@@ -133,6 +133,8 @@ def _read(
             parsed.append((read_gguf(file), file.fingerprint()))
         finally:
             file.close()
+    if not any(one.tensors for one, _ in parsed):
+        raise CheckpointError(f"{storage.where}: {shown(files[0])} holds no tensors")
     metadata = parsed[0][0].metadata
     named = [names.hugging_face_names(metadata, one.tensors) for one, _ in parsed]
     everything = [n for found, _ in named for n in found]
