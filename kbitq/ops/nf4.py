@@ -29,9 +29,13 @@ def _quantize(w: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _fake_quantize(w: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def _check_block(block: int) -> None:
     if block not in BLOCKS:
         raise ValueError(f"block: must be a power of two from {BLOCKS[0]} to {BLOCKS[-1]}, got {block}")
+
+
+def _fake_quantize(w: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    _check_block(block)
     count = w.numel()
     return (
         w.new_empty((count + 1) // 2, dtype=torch.uint8),
@@ -40,14 +44,15 @@ def _fake_quantize(w: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 def _dequantize(codes: Tensor, scales: Tensor, count: int, block: int, dtype: torch.dtype) -> Tensor:
-    check_dims("codes", codes, 1)
-    check_size("count", count, 2 * codes.shape[0])
-    out = torch.empty(count, dtype=dtype, device=codes.device)
+    out = _fake_dequantize(codes, scales, count, block, dtype)
     core.nf4_dequantize(codes, scales, out, block, torch.get_num_threads(), stream_of(codes))
     return out
 
 
 def _fake_dequantize(codes: Tensor, scales: Tensor, count: int, block: int, dtype: torch.dtype) -> Tensor:
+    check_dims("codes", codes, 1)
+    check_size("count", count, 2 * codes.shape[0])
+    _check_block(block)
     return codes.new_empty(count, dtype=dtype)
 
 
@@ -65,6 +70,8 @@ def _weight(codes: Tensor, scales: Tensor, rows: int, cols: int, block: int) -> 
 
 def _check(x: Tensor, codes: Tensor, scales: Tensor, rows: int, block: int, name: str) -> None:
     check_rows(name, x)
+    _check_block(block)
+    check_size("rows", rows, 2 * codes.numel())
     count = rows * x.shape[-1]
     if codes.dim() != 1 or codes.shape[0] != (count + 1) // 2 or scales.numel() != (count + block - 1) // block:
         raise ValueError(
@@ -92,13 +99,12 @@ def _linear(x: Tensor, codes: Tensor, scales: Tensor, rows: int, block: int, bia
 
 
 def _fake_linear(x: Tensor, codes: Tensor, scales: Tensor, rows: int, block: int, bias: Tensor | None = None) -> Tensor:
+    _check(x, codes, scales, rows, block, "x")
     return x.new_empty((*x.shape[:-1], rows))
 
 
 def _linear_grad(grad: Tensor, codes: Tensor, scales: Tensor, cols: int, block: int) -> Tensor:
-    rows = grad.shape[-1]
-    out = grad.new_empty((*grad.shape[:-1], cols))
-    _check(out, codes, scales, rows, block, "grad")
+    out, rows = _fake_linear_grad(grad, codes, scales, cols, block), grad.shape[-1]
     weight = _weight(codes, scales, rows, cols, block)
     flat = out.view(-1, cols)
     panels.multiply_transposed(grad.reshape(-1, rows), weight, flat, grad.dtype, _PANEL_BYTES[grad.device.type])
@@ -106,7 +112,11 @@ def _linear_grad(grad: Tensor, codes: Tensor, scales: Tensor, cols: int, block: 
 
 
 def _fake_linear_grad(grad: Tensor, codes: Tensor, scales: Tensor, cols: int, block: int) -> Tensor:
-    return grad.new_empty((*grad.shape[:-1], cols))
+    check_rows("grad", grad)
+    check_size("cols", cols, 2 * codes.numel())
+    out = grad.new_empty((*grad.shape[:-1], cols))
+    _check(out, codes, scales, grad.shape[-1], block, "grad")
+    return out
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

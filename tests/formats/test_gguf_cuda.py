@@ -8,7 +8,7 @@ from helpers.gguf_file import BLOCKS, finite_blocks, random_blocks
 from kbitq import functional
 from kbitq.format.ggml_types import BY_NAME
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("cuda_device")]
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

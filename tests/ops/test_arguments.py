@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import kbitq.functional
 import kbitq.ops.linear
 import kbitq.ops.tiled_linear
 from kbitq import functional, ops, quantize
@@ -18,6 +19,8 @@ W = torch.linspace(-1, 1, ROWS * COLS).view(ROWS, COLS)
 Q = quantize(W, K)
 TILES = torch.ops.kbitq.tile(Q.packed, Q.absmax, COLS)
 TRIPLE = {"packed": Q.packed, "absmax": Q.absmax, "codebook": Q.codebook}
+NF4 = torch.ops.kbitq.nf4_quantize(W, 64)
+Q4_0 = torch.zeros(ROWS * COLS // 32 * 18, dtype=torch.uint8)
 FEW, MANY = torch.ones(2, COLS), torch.ones(200, COLS)  # fused, and by panels
 ARGUMENTS: dict[str, list[dict[str, object]]] = {
     "scan": [{"w": W}],
@@ -41,6 +44,15 @@ ARGUMENTS: dict[str, list[dict[str, object]]] = {
             "dtype": torch.float32,
         }
     ],
+    "nf4_quantize": [{"w": W, "block": 64}],
+    "nf4_dequantize": [{"codes": NF4[0], "scales": NF4[1], "count": W.numel(), "block": 64, "dtype": torch.float32}],
+    "nf4_linear": [
+        {"x": x, "codes": NF4[0], "scales": NF4[1], "rows": ROWS, "block": 64, "bias": torch.ones(ROWS)}
+        for x in (FEW, MANY)
+    ],
+    "nf4_linear_grad": [{"grad": torch.ones(3, ROWS), "codes": NF4[0], "scales": NF4[1], "cols": COLS, "block": 64}],
+    "dequantize_gguf": [{"raw": Q4_0, "type": "Q4_0", "shape": [ROWS, COLS], "dtype": torch.float32}],
+    "gguf_linear": [{"x": x, "raw": Q4_0, "type": "Q4_0", "shape": [ROWS, COLS]} for x in (FEW, MANY)],
 }
 ON_CUDA = {
     "grouped_linear_tiles": {
@@ -48,6 +60,9 @@ ON_CUDA = {
         "rows": ROWS,
     },
 }  # fmt: skip
+CHECKED_BEFORE = {"fake_integers", "fake_bits"}
+"""Operators of one function each, which checks (tests/functional/test_integers.py); they take whatever broadcasts."""
+
 SIZES = (-1, -(1 << 63), 1 << 31, 1 << 33, 1 << 62, (1 << 63) - 1)
 
 
@@ -64,13 +79,14 @@ def wrong(value: object) -> list[object]:
 
 
 def test_all_operators_are_tried() -> None:
-    assert registered() == ARGUMENTS.keys() | ON_CUDA.keys()
+    assert registered() == ARGUMENTS.keys() | ON_CUDA.keys() | CHECKED_BEFORE
 
 
 def will_do(name: str, argument: str, value: object) -> bool:
     """Some arguments take more shapes: rows in any number of dimensions."""
     rows = argument in ("x", "grad") and isinstance(value, torch.Tensor) and value.dim() == 5
-    return rows or (name, argument) == ("scan", "w")
+    shaped_anew = argument == "raw" and isinstance(value, torch.Tensor) and value.numel() == Q4_0.numel()
+    return rows or shaped_anew or (name, argument) in (("scan", "w"), ("nf4_quantize", "w"))
 
 
 def cases(table: dict[str, list[dict[str, object]]]) -> list[tuple[str, dict[str, object], str]]:
