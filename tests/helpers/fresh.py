@@ -45,23 +45,31 @@ class Process:
         self._channel = _server()
         job = {"arguments": arguments, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
         socket.send_fds(self._channel, [json.dumps(job).encode()], descriptors)
-        self.pid = int(self._receive(TIMEOUT))
+        self.pid = self._told("begun", TIMEOUT)[0]
 
     def wait(self, timeout: float = TIMEOUT) -> int:
         """Its exit code; ``subprocess.TimeoutExpired`` if it is still running after ``timeout`` seconds."""
-        return int(self._receive(timeout))
+        pid, code = 0, 0
+        while pid != self.pid:
+            pid, code = self._told("ended", timeout)
+        return code
 
     def kill(self) -> None:
         """End it, and wait for that."""
         os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
-    def _receive(self, timeout: float) -> bytes:
+    def _told(self, what: str, timeout: float) -> list[int]:
+        """The numbers of the next message of a kind. A test that failed may have left others unread: its end, which
+        must not be taken for the number of a process, since signals go there."""
         self._channel.settimeout(timeout)
         try:
-            return self._channel.recv(100)
+            while (message := json.loads(self._channel.recv(100)))[0] != what:
+                pass
         except TimeoutError:
             raise subprocess.TimeoutExpired("a fresh process", timeout) from None
+        numbers: list[int] = message[1:]
+        return numbers
 
 
 def run(
@@ -122,8 +130,9 @@ def _serve(channel: socket.socket) -> dict[str, Any]:
             return job
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(str(child).encode())
-        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        channel.send(json.dumps(["begun", child]).encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        channel.send(json.dumps(["ended", child, code]).encode())
 
 
 def _become(job: dict[str, Any]) -> None:
