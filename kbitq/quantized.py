@@ -129,6 +129,7 @@ def quantize(
     codebook: str | os.PathLike[str] | Tensor = "optimal",
     importance: Tensor | None = None,
     hessian: Tensor | None = None,
+    transposed: bool = False,
     name: str = "tensor",
     codec: str = fmt.DEFAULT_CODEC,
     scale_block: int = fmt.BLOCK,
@@ -147,6 +148,8 @@ def quantize(
         hessian: ``[cols, cols]``, the sum over tokens of x xᵀ of what the weight is multiplied by (``[E, cols, cols]``
             for fused experts): quantize with error feedback, for the least error of the products. ``importance`` then
             only weighs in fitting a codebook.
+        transposed: the weight is stored ``[in, out]``, as GPT-2's are, so ``hessian`` is ``[rows, rows]`` (``[E, rows,
+            rows]``).
         name: the tensor's name; a component ``experts`` makes a 3-D tensor a stack of matrices, and errors mention it.
         codec: how weights are coded: ``"planes"``, or ``"trellis"``, which has 1 to 2 dB less error at a size.
         scale_block: columns that share a scale: 32, or of the trellis 128 (then ``codec`` is ``"trellis/128"``).
@@ -170,7 +173,11 @@ def quantize(
     weights = None if importance is None else _checked_importance(importance, w, name, shape)
     levels, codebook_name = _levels(coder, codebook, k, w, amax, weights)
     request = Request(k, amax, scale, levels, weights)
-    made = coder.encode(w, request) if hessian is None else _with_feedback(coder, w, request, hessian, name, shape)
+    if hessian is None:
+        made = coder.encode(w, request)
+    else:
+        experts = shape[0] if fmt.is_fused_experts(name, shape) else 1
+        made = _with_feedback(coder, w, request, _by_expert(hessian, w, experts, name, transposed), transposed)
     sqnr_db, max_abs_err = summarise(coder.stats(w, made))
     parts = {part.name: made[part.name].reshape(part.shape) for part in coder.parts(name, shape, k)}
     return QuantizedTensor(parts, shape, tensor.dtype, k, scale, codebook_name, sqnr_db, max_abs_err, coder.name)
@@ -261,20 +268,23 @@ def _levels(
     return None if levels is None else torch.as_tensor(levels), kind
 
 
-def _with_feedback(
-    codec: Codec, w: Tensor, request: Request, hessian: Tensor, name: str, shape: tuple[int, ...]
-) -> dict[str, Tensor]:
+def _by_expert(hessian: Tensor, w: Tensor, experts: int, name: str, transposed: bool) -> Tensor:
+    """An H for each expert, ``[experts, n, n]``. Raises ValueError where its shape does not fit the weight."""
+    inputs = w.shape[0] // experts if transposed else w.shape[1]
+    if tuple(hessian.shape) not in {(experts, inputs, inputs), *([(inputs, inputs)] if experts == 1 else [])}:
+        wanted = [experts, inputs, inputs] if experts > 1 else [inputs, inputs]
+        raise ValueError(f"{name}: hessian has shape {list(hessian.shape)}, needs {wanted}")
+    return hessian.reshape(experts, inputs, inputs)
+
+
+def _with_feedback(codec: Codec, w: Tensor, request: Request, hessians: Tensor, transposed: bool) -> dict[str, Tensor]:
     """The parts of a matrix, each expert of it with its own H, on the device of ``w``."""
     if not isinstance(codec, Planes):
         raise ValueError(f"hessian: the codec {codec.name} takes no error feedback")
-    experts, cols = shape[0] if fmt.is_fused_experts(name, shape) else 1, w.shape[1]
-    if tuple(hessian.shape) not in {(experts, cols, cols), *([(cols, cols)] if experts == 1 else [])}:
-        wanted = [experts, cols, cols] if experts > 1 else [cols, cols]
-        raise ValueError(f"{name}: hessian has shape {list(hessian.shape)}, needs {wanted}")
     made = []
-    for rows, h in zip(w.chunk(experts), hessian.reshape(experts, cols, cols), strict=True):
-        factor = feedback.factorise(h.to(w.device))
-        tiles = rows.split(max(1, feedback.TILE_ELEMENTS // cols))
+    for rows, h in zip(w.chunk(len(hessians)), hessians, strict=True):
+        factor = feedback.factorise(h.to(w.device), transposed=transposed)
+        tiles = rows.split(len(rows) if transposed else max(1, feedback.TILE_ELEMENTS // w.shape[1]))
         made += [feedback.encode(codec, tile.contiguous(), request, factor) for tile in tiles]
     constant = part_kinds(codec.name)
     return {n: made[0][n] if constant[n] else torch.cat([parts[n] for parts in made]) for n in made[0]}

@@ -52,7 +52,10 @@ def show(path: Path) -> None:
         others = f" and {len(row['tensors']) - 1} more" if len(row["tensors"]) > 1 else ""
         experts = f", {row['experts']} experts" if row["experts"] > 1 else ""
         blocks = f" in blocks of {row['block']:,}" if row["block"] else ""
-        seen = f"{row['columns']:,} columns{blocks}{experts}, {count_text(row['tokens'])} tokens, "
+        inputs = "rows" if row["transposed"] else "columns"
+        seen = f"{row['columns']:,} {inputs}{blocks}{experts}, {count_text(row['tokens'])} tokens, "
+        if row["scarce"]:
+            seen += f"too few for {row['scarce']} of them, " if row["experts"] > 1 else "which are too few, "
         console.data(f"{row['tensors'][0]}{others}: {seen}{size_text(row['bytes'])}")
     console.show(facts(_facts(statistics)))
 
@@ -63,6 +66,7 @@ def _row(statistics: Statistics, entry: Entry) -> dict[str, Any]:
     return {
         "tensors": list(entry.tensors), "columns": entry.columns, "block": entry.block, "experts": len(entry.tokens),
         "tokens": sum(entry.tokens), "tokens_of_experts": list(entry.tokens), "bytes": entry_nbytes(entry),
+        "transposed": entry.transposed, "scarce": sum(tokens < entry.columns for tokens in entry.tokens),
     }  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def calibrate(
         if not writer.entries:
             raise CalibrationError(
                 f"{folder}: no input of {shown(weights[0].name)} or another weight to be quantized was seen",
-                hint="only weights that torch.nn.functional.linear multiplies by have statistics",
+                hint="only weights that torch's linear, matmul, mm, addmm and bmm multiply by have statistics",
             )
         summary = writer.finish(job.model.as_json(), job.text, versions(), replace=options.force)
     notes += _about_missing([*left_out, *unseen])

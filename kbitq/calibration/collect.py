@@ -1,7 +1,8 @@
 """Summing x xᵀ of what goes into weights, while a model runs.
 
-Every product of an input with a weight goes through ``torch.nn.functional.linear``, in torch's own layers, in those
-that a model brings, and in the loop over fused experts. So that one function is watched, and a weight is known by its
+Nearly every product of an input with a weight goes through ``torch.nn.functional.linear``, in torch's own layers, in
+those that a model brings, and in the loop over fused experts. Weights that are stored ``[in, out]`` go through torch's
+products of matrices (``kbitq.calibration.products``). So these functions are watched, and a weight is known by its
 address: no architecture is, and an expert is where its matrix begins in the stack.
 """
 
@@ -13,9 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from kbitq.calibration.products import PRODUCTS, operands
 from kbitq.calibration.triangle import blocks
 from kbitq.calibration.weights import Weight
 from kbitq.calibration.writer import Gathered
@@ -63,11 +65,15 @@ def _add_gram(sums: Tensor, x: Tensor) -> None:
 
 
 class _Slot:
-    """A matrix, or one expert of a stack: what it shares its input with, and how many tokens it has had."""
+    """A matrix, or one expert of a stack: what it shares its input with, and how many tokens it has had.
+
+    ``transposed``: whether it is stored ``[in, out]``; None before anything was multiplied by it.
+    """
 
     def __init__(self) -> None:
         self.sums: Sums | None = None
         self.tokens = 0
+        self.transposed: bool | None = None
 
 
 class Collector(TorchFunctionMode):
@@ -93,9 +99,10 @@ class Collector(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is nn.functional.linear:
-            x, weight, *_ = (*args, *(kwargs or {}).values())
-            self._saw(x, weight)
+        if func in PRODUCTS:
+            x, weight = operands(func, args, kwargs or {})
+            if isinstance(x, Tensor) and isinstance(weight, Tensor):
+                self._multiplied(x, weight)
         return func(*args, **(kwargs or {}))
 
     def gathered(self) -> tuple[list[Gathered], list[str]]:
@@ -106,23 +113,25 @@ class Collector(TorchFunctionMode):
             CalibrationError: an input had values that are not finite.
         """
         found: list[Gathered] = []
-        by_sums: dict[int, dict[str, int | None]] = {}
+        by_sums: dict[tuple[int, bool], dict[str, int | None]] = {}
         unseen: list[str] = []
         for weight in self._weights:
             slots = [self._slots[weight.name, e] for e in range(weight.experts or 1)]
             if not any(slot.tokens for slot in slots):
                 unseen += weight.sources
                 continue
-            sums = [slot.sums or Sums(weight.columns, self._block) for slot in slots]
+            transposed = any(slot.transposed for slot in slots)
+            columns = weight.shape[-2] if transposed else weight.columns
+            sums = [slot.sums or Sums(columns, self._block) for slot in slots]
             if any(slot.tokens != made.tokens for slot, made in zip(slots, sums, strict=True)):
                 raise NotSharedError
-            if id(sums[0]) in by_sums and weight.experts is None:
-                by_sums[id(sums[0])].update(weight.sources)
+            key = id(sums[0]), transposed
+            if key in by_sums and weight.experts is None:
+                by_sums[key].update(weight.sources)
                 continue
-            names = dict(weight.sources)
-            by_sums[id(sums[0])] = names
+            names = by_sums[key] = dict(weight.sources)
             tokens, matrices = [made.tokens for made in sums], [made.matrices for made in sums]
-            found.append(Gathered(names, weight.columns, self._kept(weight.columns), tokens, matrices))
+            found.append(Gathered(names, columns, self._kept(columns), tokens, matrices, transposed))
         for each in found:
             _check_finite(each)
         return found, unseen
@@ -130,11 +139,25 @@ class Collector(TorchFunctionMode):
     def _kept(self, columns: int) -> int | None:
         return self._block if self._block is not None and self._block < columns else None
 
-    def _saw(self, x: Tensor, weight: Any) -> None:
-        known = self._find(weight) if isinstance(weight, Tensor) else None
-        if known is None or not x.numel():
+    def _multiplied(self, x: Tensor, weight: Tensor) -> None:
+        """An input ``[..., in]`` is multiplied by ``[out, in]``, or ``[E, n, in]`` by a stack ``[E, out, in]``."""
+        if weight.dim() == 2:
+            self._saw(x, weight)
+        elif weight.dim() == x.dim() == 3 and len(x) == len(weight) and self._find(weight[0]) is not None:
+            # Every expert is given all tokens, with zeros for those that others were chosen for.
+            for tokens, matrix in zip(x, weight, strict=True):
+                self._saw(tokens[tokens.any(-1)], matrix)
+
+    def _saw(self, x: Tensor, weight: Tensor) -> None:
+        found = self._find(weight)
+        if found is None or not x.numel():
             return
+        known, transposed = found[:2], found[2]
         slot, may_share = self._slots[known[0].name, known[1]], self._share and known[0].experts is None
+        if slot.transposed is None:
+            slot.transposed = transposed
+        if slot.transposed is not transposed:
+            return  # a table that is used the other way round too; its first use counts
         tokens = x.numel() // x.shape[-1]
         added = self._added_to(x) if may_share else []
         if slot.sums is None:
@@ -157,16 +180,19 @@ class Collector(TorchFunctionMode):
         """The sums whose last input was this very one. It is held, so its address is still its own."""
         return [sums for other, version, sums in self._recent if version == x._version and _is_same(other, x)]
 
-    def _find(self, weight: Tensor) -> tuple[Weight, int] | None:
-        """The weight, and its expert, that a matrix is by its address."""
+    def _find(self, weight: Tensor) -> tuple[Weight, int, bool] | None:
+        """The weight and its expert that a matrix ``[out, in]`` is by its address, and whether it is stored turned."""
         at = bisect_right(self._addresses, weight.data_ptr()) - 1
-        if at < 0 or weight.dim() != 2 or not weight.is_contiguous():
+        if at < 0:
             return None
         known = self._placed[at]
         expert, within = divmod(weight.data_ptr() - self._addresses[at], weight.numel() * weight.element_size())
-        if within or tuple(weight.shape) != known.shape[-2:] or expert >= (known.experts or 1):
+        if within or expert >= (known.experts or 1):
             return None
-        return known, expert
+        for transposed, stored in ((False, weight), (True, weight.mT)):
+            if stored.is_contiguous() and tuple(stored.shape) == known.shape[-2:]:
+                return known, expert, transposed
+        return None
 
 
 @contextmanager

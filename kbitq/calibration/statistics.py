@@ -30,6 +30,7 @@ from kbitq.text_safety import shown
 SUMMARY_FILE, STEM = "calibration.json", "hessians"
 TRIANGLE, DIAGONAL = ".triangle", ".diagonal"
 FORMAT, VERSION = "kbitq-calibration", 1
+TRANSPOSED_VERSION = 2  # of a folder with an H of transposed weights, which readers of version 1 do not know
 _MOST_BYTES = 100_000_000  # of calibration.json
 
 
@@ -38,11 +39,12 @@ class Entry:
     """One H, or the H of each expert of a stack, and the weights that it belongs to.
 
     Attributes:
-        columns: of those weights.
+        columns: of those weights, ``in``; where they are transposed, their rows.
         block: columns of a block where only the blocks on the diagonal are kept, else None.
         tokens: that the sums are over; one number for each expert.
         sha256: of the values of the triangle.
         tensors: name of a weight in the model's files -> its expert, or None where it has all of them.
+        transposed: whether those weights are stored ``[in, out]``.
     """
 
     columns: int
@@ -50,6 +52,7 @@ class Entry:
     tokens: tuple[int, ...]
     sha256: str
     tensors: Mapping[str, int | None]
+    transposed: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +63,7 @@ class Entry:
         """What ``calibration.json`` says of it."""
         return {
             "columns": self.columns, "block": self.block, "tokens": list(self.tokens), "sha256": self.sha256,
-            "tensors": dict(self.tensors),
+            "tensors": dict(self.tensors), **({"transposed": True} if self.transposed else {}),
         }  # fmt: skip
 
 
@@ -81,8 +84,9 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """The contents of the file."""
+        version = TRANSPOSED_VERSION if any(e.transposed for e in self.entries) else VERSION
         return {
-            "format": FORMAT, "version": VERSION, "model": dict(self.model), "text": dict(self.text),
+            "format": FORMAT, "version": version, "model": dict(self.model), "text": dict(self.text),
             "versions": dict(self.versions), "hessians": [e.as_json() for e in self.entries],
         }  # fmt: skip
 
@@ -91,7 +95,8 @@ class Hessian:
     """H of one weight, read from the folder when it is asked for.
 
     Attributes:
-        columns: of the weight (``in``).
+        columns: of the weight (``in``); where it is transposed, its rows.
+        transposed: whether the weight is stored ``[in, out]``.
         experts: 1 for a matrix; E for fused experts ``[E, a, b]``.
         block: columns of a block where only the blocks on the diagonal are kept, else None.
         tensors: names of all weights that share it.
@@ -101,7 +106,7 @@ class Hessian:
         self._files, self._entry = files, entry
         self._first = expert or 0
         self.experts = len(entry.tokens) if expert is None else 1
-        self.columns, self.block = entry.columns, entry.block
+        self.columns, self.block, self.transposed = entry.columns, entry.block, entry.transposed
         self.tensors = tuple(entry.tensors)
 
     @property
@@ -134,7 +139,11 @@ class Hessian:
         """H for error feedback: ``matrix``, or its diagonal alone where fewer tokens were seen than there are columns
         (an expert that was rarely chosen)."""
         h = self.matrix(expert)
-        return h if self.tokens_of(expert) >= len(h) else torch.diag(h.diagonal())
+        return h if expert not in self.scarce() else torch.diag(h.diagonal())
+
+    def scarce(self) -> list[int]:
+        """The experts that saw fewer tokens than there are columns."""
+        return [expert for expert in range(self.experts) if self.tokens_of(expert) < self.columns]
 
     def diagonal(self, expert: int = 0) -> Tensor:
         """The diagonal of H, float32 ``[in]`` on the CPU; H itself is not read. Raises as ``matrix`` does."""
@@ -220,16 +229,17 @@ class Statistics:
         """H for a tensor of the model's files; None where there is none.
 
         Raises:
-            CalibrationError: there is one, but for another number of columns or experts.
+            CalibrationError: there is one, but for another number of columns (rows) or experts.
         """
         if name not in self._found:
             return None
-        columns = matrix_shape(name, shape)[1]
+        rows, columns = matrix_shape(name, shape)
         experts = shape[0] if is_fused_experts(name, shape) else 1
         found = self[name]
-        if (columns, experts) != (found.columns, found.experts):
+        if (rows // experts if found.transposed else columns, experts) != (found.columns, found.experts):
             raise CalibrationError(
-                f"{self.path}: the statistics of {shown(name)} are for {found.columns} columns"
+                f"{self.path}: the statistics of {shown(name)} are for {found.columns} "
+                + ("rows" if found.transposed else "columns")
                 + (f" of {found.experts} experts" if found.experts > 1 or experts > 1 else "")
                 + f", but its shape is {list(shape)}",
                 hint="these are the statistics of another model: make new ones",
@@ -249,9 +259,10 @@ def parse_summary(table: Mapping[str, Any], where: str) -> Summary:
     """What a ``calibration.json`` says, checked; ``where`` names it in a CalibrationError."""
     if table.get("format") != FORMAT:
         raise CalibrationError(f"{where} is not what kbitq calibrate writes")
-    if table.get("version") != VERSION:
+    if table.get("version") not in (VERSION, TRANSPOSED_VERSION):
         raise CalibrationError(
-            f"{where} has version {shown(str(table.get('version')))}, and this kbitq reads version {VERSION}",
+            f"{where} has version {shown(str(table.get('version')))}, and this kbitq reads versions up to "
+            f"{TRANSPOSED_VERSION}",
             hint="update kbitq, or make the statistics again",
         )
     about = [table.get(key) for key in ("model", "text", "versions")]
@@ -269,16 +280,18 @@ def parse_summary(table: Mapping[str, Any], where: str) -> Summary:
 def _entry(row: Any, where: str) -> Entry:
     said = row if isinstance(row, dict) else {}
     columns, block, tokens, digest, tensors = map(said.get, ("columns", "block", "tokens", "sha256", "tensors"))
+    transposed = said.get("transposed", False)
     if (
         not _is_count(columns, 1)
         or not (block is None or _is_count(block, 1))
         or not (isinstance(tokens, list) and tokens and all(_is_count(t, 0) for t in tokens))
         or not isinstance(digest, str)
+        or not isinstance(transposed, bool)
         or not (isinstance(tensors, dict) and tensors)
         or not all(expert is None or (_is_count(expert, 0) and expert < len(tokens)) for expert in tensors.values())
     ):
         raise CalibrationError(f"{where} has an entry that kbitq calibrate would not write")
-    return Entry(columns, block, tuple(tokens), digest, dict(tensors))
+    return Entry(columns, block, tuple(tokens), digest, dict(tensors), transposed)
 
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:

@@ -55,11 +55,12 @@ class Gathered:
 
     Attributes:
         tensors: names of the weights in the model's files -> their expert, or None for all of them.
-        columns: of those weights.
+        columns: of those weights, ``in``; where they are transposed, their rows.
         block: columns of a block on the diagonal, or None for the whole matrix.
         tokens: of each expert.
         sums: of each expert, the blocks on the diagonal, float32 ``[n, n]`` on any device, of which the lower triangle
             counts; None without any tokens.
+        transposed: whether those weights are stored ``[in, out]``.
     """
 
     tensors: Mapping[str, int | None]
@@ -67,6 +68,7 @@ class Gathered:
     block: int | None
     tokens: Sequence[int]
     sums: Sequence[Sequence[Tensor] | None]
+    transposed: bool = False
 
 
 class _Journal:
@@ -224,7 +226,7 @@ class StatisticsWriter:
 
 
 def _entry(found: Gathered, digest: str) -> Entry:
-    return Entry(found.columns, found.block, tuple(found.tokens), digest, dict(found.tensors))
+    return Entry(found.columns, found.block, tuple(found.tokens), digest, dict(found.tensors), found.transposed)
 
 
 def _stored(entry: Entry) -> list[StoredTensor]:

@@ -13,7 +13,7 @@ from kbitq.checkpoint.output.destination import disk_free
 from kbitq.checkpoint.passes.devices import resolve_device
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.plan.plan import Plan
-from kbitq.checkpoint.source.memory import peak_memory, tile_bytes
+from kbitq.checkpoint.source.memory import tile_bytes
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs.base import get_codec
@@ -64,7 +64,7 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
     return Estimate(
         plan.disk_needed,
         disk_free(plan.out),
-        peak_memory(plan.options.max_memory, len(plan.tensors), plan.fits, plan.feedback_columns),
+        plan.peak_memory,
         took,
         rate,
         reading,

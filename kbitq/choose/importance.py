@@ -111,6 +111,8 @@ def _from_statistics(path: Path) -> Importance:
     entries: dict[str, Values] = {}
     for name in statistics.names:
         found = statistics[name]
+        if found.transposed:
+            continue  # its inputs are rows: within a row, all weights count the same
         means = [found.diagonal(e).numpy() / np.float32(max(found.tokens_of(e), 1)) for e in range(found.experts)]
         entries[name] = np.stack(means) if found.experts > 1 else means[0]
     return Importance(path, statistics.fingerprint, entries)

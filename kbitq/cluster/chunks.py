@@ -134,7 +134,8 @@ def _write(plan: Plan, size: int) -> Iterator[Chunk]:
     for tensor in plan.tensors:
         source = plan.checkpoint.tensors[tensor.name]
         if tensor.quantized or source.scaling is not None:
-            yield from _rows("write", tensor, size)
+            found = plan.hessian(tensor)
+            yield from _rows("write", tensor, size, found.columns if found is not None and found.transposed else 1)
         else:  # the bytes of what it decodes to, where the source has it in another format
             for start in range(0, source.nbytes, size):
                 stop = min(source.nbytes, start + size)
@@ -146,12 +147,13 @@ def _seal(plan: Plan, size: int) -> Iterator[Chunk]:
         yield Chunk("seal", shard.name, 0, shard.nbytes, shard.nbytes)
 
 
-def _rows(phase: str, tensor: TensorPlan, size: int) -> Iterator[Chunk]:
-    """Whole rows of a matrix, as many as come nearest to ``size`` bytes, and at least one."""
+def _rows(phase: str, tensor: TensorPlan, size: int, together: int = 1) -> Iterator[Chunk]:
+    """Whole rows of a matrix, as many as come nearest to ``size`` bytes, and at least one; ``together`` many are not
+    parted."""
     rows, _ = matrix_shape(tensor.name, tensor.shape)
     if not tensor.bytes_in:
         return
-    step = max(1, size * rows // tensor.bytes_in)
+    step = max(1, size * rows // tensor.bytes_in // together) * together
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         yield Chunk(phase, tensor.name, start, stop, tensor.bytes_in * (stop - start) // rows)

@@ -10,6 +10,10 @@ taken from the columns to its right, each times its ``U_j,:``. Rows do not depen
 * ``trellis``: a block is one decision, with the same error weights; its errors are then solved through its triangle of
   U. Where four blocks share a scale, it is chosen when the first of them is entered.
 
+A weight may be stored the other way round, ``[in, out]``: then it is a row that belongs to an input. The rows go from
+top to bottom, each is quantized as without feedback (all of its weights count the same), and the error of row i over
+``U_ii`` is taken from the rows below it, each times its ``U_i,:``. Here the columns do not depend on each other.
+
 The products run through a GEMM: bytes are equal for one kind of device and one number of threads, not across them.
 """
 
@@ -32,6 +36,7 @@ from kbitq.ops.dtypes import TORCH_DTYPES
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 MOST_DAMPING = 1.0
 TILE_ELEMENTS = 1 << 24  # that a walk over the columns takes at once: few tiles are quicker, and each takes memory
+_PANEL = 64  # rows of a transposed weight whose errors go to those below them in one product
 
 
 @dataclass(frozen=True)
@@ -39,26 +44,29 @@ class Factor:
     """What feedback needs of an H.
 
     Attributes:
-        upper: U, float32 ``[cols, cols]``, upper triangular.
-        dead: bool ``[cols]``, inputs that were always 0: their weights become 0.
+        upper: U, float32 ``[n, n]``, upper triangular; n is the number of inputs.
+        dead: bool ``[n]``, inputs that were always 0: their weights become 0.
         damping: that it took, as a share of the mean of H's diagonal.
+        transposed: whether the weights are stored ``[in, out]``, so that n are their rows.
     """
 
     upper: Tensor
     dead: Tensor
     damping: float
+    transposed: bool = False
 
     def to(self, device: torch.device | str) -> Factor:
         """The same on a device."""
         return replace(self, upper=self.upper.to(device), dead=self.dead.to(device))
 
 
-def factorise(h: Tensor, damping: float = DAMPING) -> Factor:
+def factorise(h: Tensor, damping: float = DAMPING, *, transposed: bool = False) -> Factor:
     """The factor of an H, computed in float64 on its device.
 
     Args:
-        h: ``[cols, cols]``, symmetric, with no negative eigenvalue but for rounding.
+        h: ``[n, n]``, symmetric, with no negative eigenvalue but for rounding.
         damping: the first one tried; where H is not positive definite with it, ten times as much, up to 1.
+        transposed: whether the weights that it is for are stored ``[in, out]``.
 
     Raises:
         CalibrationError: H is not finite, has a negative diagonal, or is not positive definite with any damping.
@@ -76,7 +84,7 @@ def factorise(h: Tensor, damping: float = DAMPING) -> Factor:
         if not int(failed):
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(failed):
-                return Factor(upper.float(), dead, damping)
+                return Factor(upper.float(), dead, damping, transposed)
         damping *= 10
     raise CalibrationError("the statistics are not positive definite, whatever is added to their diagonal")
 
@@ -86,17 +94,23 @@ def encode(codec: Planes, w: Tensor, request: Request, factor: Factor) -> dict[s
 
     Args:
         codec: ``planes`` or ``trellis``.
-        w: float32, bfloat16 or float16 ``[rows, cols]``; whole rows.
+        w: float32, bfloat16 or float16 ``[rows, cols]``; whole rows, or of a transposed weight whole columns.
         request: on the device of ``w``; its importance is not used.
         factor: of the matrix's H, on the same device.
 
     Returns:
         The parts as ``codec.encode`` gives them.
     """
-    rows, cols = w.shape
-    shapes = codec.parts("", (rows, cols), request.k)
+    shapes = codec.parts("", tuple(w.shape), request.k)
     parts = {part.name: torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype], device=w.device) for part in shapes}
-    left = w.float().clone()
+    left = w.to(torch.float32, copy=True)
+    (_down if factor.transposed else _across)(codec, left, request, factor, parts)
+    return parts
+
+
+def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
+    """From left to right; ``left`` ``[rows, cols]`` is what is left of the weights, ``parts`` are written."""
+    cols = left.shape[1]
     left[:, factor.dead] = 0.0
     step = _columns if codec.name == DEFAULT_CODEC else _block
     for first in range(0, cols, codec.cut):
@@ -111,7 +125,22 @@ def encode(codec: Planes, w: Tensor, request: Request, factor: Factor) -> dict[s
         parts[CODEBOOK] = made[CODEBOOK]
         if here.stop < cols:
             left[:, here.stop :].addmm_(errors, factor.upper[here, here.stop :], alpha=-1)
-    return parts
+
+
+def _down(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
+    """From top to bottom, for a transposed weight ``[in, out]``."""
+    left[factor.dead] = 0.0
+    asked, rows = replace(request, importance=None), len(left)
+    for first in range(0, rows, _PANEL):
+        here = slice(first, min(first + _PANEL, rows))
+        panel, triangle = left[here], factor.upper[here, here]
+        for i, row in enumerate(panel.split(1)):
+            made = {name: part if name == CODEBOOK else part[first + i][None] for name, part in parts.items()}
+            codec.encode_into(row, asked, made)
+            row.sub_(codec.decode(made, row.shape[1], torch.float32)).div_(triangle[i, i])  # its error from now on
+            panel[i + 1 :].addr_(triangle[i, i + 1 :], row[0], alpha=-1)
+        if here.stop < rows:
+            left[here.stop :].addmm_(factor.upper[here, here.stop :].T, panel, alpha=-1)
 
 
 Step = Callable[[Planes, Tensor, Request, Tensor], "tuple[dict[str, Tensor], Tensor]"]
@@ -150,7 +179,7 @@ def _columns(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tu
     return made, errors
 
 
-def proxy_loss(error: Tensor, h: Tensor) -> float:
-    """``tr(E H E^T)`` in float64, of errors ``[rows, cols]``."""
-    e = error.double()
+def proxy_loss(error: Tensor, h: Tensor, *, transposed: bool = False) -> float:
+    """``tr(E H E^T)`` in float64, of errors ``[rows, cols]``; ``tr(E^T H E)`` of a transposed weight."""
+    e = error.double().T if transposed else error.double()
     return float((e @ h.double() * e).sum())

@@ -62,6 +62,7 @@ class Decisions:
             codebook=book if isinstance(book, str | os.PathLike) else torch.tensor(book),
             importance=None if importance is None else torch.from_numpy(importance),
             hessian=self._hessian(decided),
+            transposed=(found := self._plan.hessian(decided)) is not None and found.transposed,
             name=name,
             codec=decided.codec,
         )

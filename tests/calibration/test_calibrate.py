@@ -14,6 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from helpers.small_models import auto_class, make_model, save_tokenizer
+from kbitq.calibration import collect
 from kbitq.calibration.calibrate import Options, calibrate
 from kbitq.calibration.collect import Collector, NotSharedError, Sums
 from kbitq.calibration.samples import draw
@@ -359,9 +360,12 @@ def test_what_is_no_model(text: Path, tmp_path: Path) -> None:
         calibrate(tmp_path / "absent", [text], tmp_path / "stats")
 
 
-def test_a_model_whose_layers_are_not_linear(models: Callable[[str], Path], text: Path, tmp_path: Path) -> None:
+def test_a_model_that_multiplies_in_a_way_of_its_own(
+    models: Callable[[str], Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "PRODUCTS", {})
     with pytest.raises(CalibrationError, match=r"no input of .* was seen"):
-        calibrate(models("gpt2"), [text], tmp_path / "stats", OPTIONS)
+        calibrate(models("llama"), [text], tmp_path / "stats", OPTIONS)
     assert not list(tmp_path.glob("*stats*"))
 
 

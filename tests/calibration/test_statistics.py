@@ -183,7 +183,7 @@ def changed(folder: Path, change: dict) -> Path:
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"version": 2}, "has version 2, and this kbitq reads version 1"),
+        ({"version": 3}, "has version 3, and this kbitq reads versions up to 2"),
         ({"format": "else"}, "not what kbitq calibrate writes"),
         ({"text": None}, "lacks a part"),
         ({"entry": {"tokens": []}}, "has an entry that"),

@@ -142,7 +142,7 @@ class _TileWork:
                 else:
                     made.parts[name][rows].copy_(part, non_blocking=True)
 
-        self._strips.queue(strip, values, lane)
+        self._strips.queue(strip, values, lane, divisible=request.divisible)
 
         def finish() -> QuantizedSpan:
             lane.wait()

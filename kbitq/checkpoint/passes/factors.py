@@ -24,9 +24,14 @@ class Factors:
         """Whether a tensor is quantized with error feedback."""
         return self._plan.hessian(tensor) is not None
 
-    def rows_of_tile(self, cols: int) -> int:
-        """Rows of a tile, at least one."""
-        return max(1, feedback_elements(self._plan.options.max_memory, cols) // cols)
+    def rows_of_tile(self, tensor: TensorPlan) -> int:
+        """Rows of a tile: at least one, and never of two experts. Of a transposed weight all, as each depends on those
+        above it."""
+        found, cols = self._plan.hessian(tensor), matrix_shape(tensor.name, tensor.shape)[1]
+        whole = self.rows_of_expert(tensor)
+        if found is not None and found.transposed:
+            return whole
+        return min(whole, max(1, feedback_elements(self._plan.options.max_memory, cols) // cols))
 
     def rows_of_expert(self, tensor: TensorPlan) -> int:
         """Rows that share an H."""
@@ -44,13 +49,13 @@ class Factors:
         expert = span.first_element // span.row_length // self.rows_of_expert(tensor) if found.experts > 1 else 0
         key = tuple(found.tensors), expert
         if self._last is None or self._last[:2] != key:
-            self._last = (*key, factorised(tensor.name, found.usable(expert).to(self._device)))
+            self._last = (*key, factorised(tensor.name, found.usable(expert).to(self._device), found.transposed))
         return self._last[2]
 
 
-def factorised(name: str, h: torch.Tensor) -> feedback.Factor:
+def factorised(name: str, h: torch.Tensor, transposed: bool) -> feedback.Factor:
     """The factor of a tensor's H, on its device. Raises CalibrationError, which names the tensor."""
     try:
-        return feedback.factorise(h)
+        return feedback.factorise(h, transposed=transposed)
     except CalibrationError as error:
         raise CalibrationError(f"{name}: {error}") from None

@@ -59,19 +59,21 @@ class Strips:
     def __init__(self, lanes: Sequence[Lane], strip_bytes: int) -> None:
         self._lanes, self._strip_bytes = lanes, strip_bytes
 
-    def queue(self, strip: Callable[[slice], None], values: torch.Tensor, lane: Lane) -> None:
-        """Call ``strip(rows)`` for all rows of ``values`` in order, on the lane's stream.
+    def queue(
+        self, strip: Callable[[slice], None], values: torch.Tensor, lane: Lane, *, divisible: bool = True
+    ) -> None:
+        """Call ``strip(rows)`` for all rows of ``values`` in order, on the lane's stream; once, if not ``divisible``.
 
         Raises torch.OutOfMemoryError where even the smallest strip is too large.
         """
         total, row_bytes, first = values.shape[0], values.shape[1] * values.element_size(), 0
         with torch.cuda.stream(lane.stream):
             while first < total:
-                rows = min(total - first, max(1, self._strip_bytes // row_bytes))
+                rows = min(total - first, max(1, self._strip_bytes // row_bytes)) if divisible else total
                 try:
                     strip(slice(first, first + rows))
                 except torch.OutOfMemoryError:
-                    if rows == 1 or rows * row_bytes <= MIN_STRIP_BYTES:
+                    if rows == 1 or not divisible or rows * row_bytes <= MIN_STRIP_BYTES:
                         raise
                     self._make_room(rows * row_bytes // 2)
                 else:

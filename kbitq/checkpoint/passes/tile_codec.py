@@ -27,7 +27,7 @@ class Request:
         amax: the largest magnitude of the whole tensor.
         scale: the scale rule.
         importance: of the span's columns, as ``ops.quantize`` takes it.
-        factor: for error feedback, where it is wanted; then the span is of whole rows.
+        factor: for error feedback, where it is wanted; then the span is of whole rows, or a whole transposed matrix.
         shape: of the whole tensor.
     """
 
@@ -39,6 +39,11 @@ class Request:
     importance: torch.Tensor | None = None
     factor: feedback.Factor | None = None
     shape: tuple[int, ...] = ()
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the rows of the span can be quantized apart."""
+        return self.factor is None or not self.factor.transposed
 
     def of_rows(self, rows: slice) -> Request:
         """The request for some rows of the span. One row of importance is for all rows."""

@@ -67,11 +67,14 @@ class WorkList:
         return Request(tensor.codec, tensor.k, levels, amax, tensor.scale, importance, factor, tensor.shape)
 
     def _whole_rows(self, tensor: TensorPlan, source: SourceTensor, start: int, stop: int | None) -> Iterator[Piece]:
-        """Pieces of whole rows of one expert each: large ones, since error feedback walks over the columns of each."""
+        """Pieces of whole rows of one expert each: large ones, since error feedback walks over the columns of each.
+
+        Of a transposed weight a piece is all rows of an expert; ``start`` and ``stop`` are where one begins.
+        """
         rows, cols = matrix_shape(tensor.name, tensor.shape)
         rows = rows if stop is None else stop
         size, per_expert = source.stored_bits // 8, self._factors.rows_of_expert(tensor)
-        step = min(self._factors.rows_of_tile(cols), per_expert)
+        step = self._factors.rows_of_tile(tensor)
         row = start // cols
         while row < rows:
             count = min(step, per_expert - row % per_expert, rows - row)

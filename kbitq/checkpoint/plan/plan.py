@@ -28,7 +28,16 @@ from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
 from kbitq.codecs.base import OutputCodec, coded_entries, get_codec, output_codec
 from kbitq.errors import CheckpointError
-from kbitq.format import DEFAULT_CODEC, GUARD_DTYPE, GUARD_SHAPE, Entry, ShardMeta, TensorMeta, guard_name, matrix_shape
+from kbitq.format import (
+    DEFAULT_CODEC,
+    GUARD_DTYPE,
+    GUARD_SHAPE,
+    Entry,
+    ShardMeta,
+    TensorMeta,
+    element_count,
+    guard_name,
+)
 
 _FILE_NOTE = "the output is one file: config.json and the other files of the folder are not carried over"
 Levels = dict[tuple[str, int, str], tuple[npt.NDArray[np.float32] | None, str]]
@@ -164,11 +173,19 @@ class Plan:
         assert self.options.budget is not None
         return self.options.budget.error_kind(calibrated=self.statistics is not None)
 
+    def feedback_bytes(self, max_memory: int | None) -> int:
+        """The most memory that error feedback in a tensor takes within a bound; 0 where no tensor gets any."""
+        return max((self._feedback_bytes(t, h, max_memory) for t in self.tensors if (h := self.hessian(t))), default=0)
+
+    def _feedback_bytes(self, tensor: TensorPlan, found: Hessian, max_memory: int | None) -> int:
+        whole = element_count(tensor.shape) // found.experts if found.transposed else None
+        return memory.feedback_bytes(max_memory, found.columns, whole)
+
     @property
-    def feedback_columns(self) -> int:
-        """The most columns of a tensor that gets error feedback; 0 where none does."""
-        wide = (matrix_shape(t.name, t.shape)[1] for t in self.tensors if self.hessian(t) is not None)
-        return max(wide, default=0)
+    def peak_memory(self) -> int:
+        """Estimate of the most memory that the run uses beyond the interpreter with torch."""
+        bound = self.options.max_memory
+        return memory.peak_memory(bound, len(self.tensors), self.fits, self.feedback_bytes(bound))
 
     @property
     def bytes_in(self) -> int:
@@ -218,9 +235,7 @@ class Plan:
             **({"source_formats": dict(self.checkpoint.schemes)} if self.checkpoint.schemes else {}),
             "notes": self.notes,
             "disk": {"needed": self.disk_needed, "free": disk_free(self.out)},
-            "peak_memory": memory.peak_memory(
-                self.options.max_memory, len(self.tensors), self.fits, self.feedback_columns
-            ),
+            "peak_memory": self.peak_memory,
             "tensor_parallel": parallel.table(self.tensors),
             **({"budget": self.choice.to_json()} if self.choice is not None else {}),
         }  # fmt: skip

@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kbitq.calibration.statistics import Statistics
+from kbitq.calibration.statistics import Hessian, Statistics
 from kbitq.checkpoint.output.destination import check_destination, default_output, is_file_name
 from kbitq.checkpoint.output.staging import remove_leftovers
 from kbitq.checkpoint.plan.options import QuantizeOptions, check_options
 from kbitq.checkpoint.plan.plan import Plan, given_levels
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan, plan_tensor
-from kbitq.checkpoint.source.memory import FEEDBACK_ELEMENT_BYTES, factor_bytes
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.side_files import REPORT_FILE
@@ -22,7 +21,7 @@ from kbitq.checkpoint.source.storage import Storage
 from kbitq.choose.importance import Importance, load_importance
 from kbitq.codecs.base import output_codec
 from kbitq.errors import SelectionError
-from kbitq.format import element_count, matrix_shape
+from kbitq.format import element_count
 from kbitq.text_safety import shown
 
 _INCLUDE = "a pattern in include adds tensors"
@@ -59,6 +58,7 @@ def plan_quantize(
     if is_file_name(target) and output_codec(options.codec) is not None:
         raise SelectionError(f"{target} is a file, and other tools' formats need a folder, whose config.json says them")
     plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance, statistics=statistics)
+    _check_feedback_fits(plan)
     if not dry:
         if not options.force:  # with it, a run takes such a folder over
             remove_leftovers(target)
@@ -126,8 +126,8 @@ def _importance(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
     if len(missing) == len(chosen):
         raise SelectionError(f"{options.importance} has an entry for none of the {len(chosen)} tensors to be quantized")
     if missing:
-        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        checkpoint.notes.append(f"no entry in {Path(options.importance).name}, so all columns count the same: {some}")
+        where = Path(options.importance).name
+        checkpoint.notes.append(f"no entry in {where}, so all columns count the same: {_some(missing)}")
     return importance
 
 
@@ -143,16 +143,35 @@ def _statistics(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
     if len(missing) == len(chosen):
         raise SelectionError(f"{options.calibration} has nothing on any of the {len(chosen)} tensors to be quantized")
     if missing:
-        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        checkpoint.notes.append(f"the calibration has nothing on these, which get no error feedback: {some}")
-    columns = max(matrix_shape(t.name, t.shape)[1] for t in chosen if t.name not in missing)
-    needed = factor_bytes(columns) + FEEDBACK_ELEMENT_BYTES * columns
-    if options.max_memory is not None and options.max_memory < needed:
-        raise SelectionError(
-            f"error feedback of {columns:,} columns takes {needed / 1e6:,.0f} MB, more than max_memory allows",
-            remedy="memory",
+        checkpoint.notes.append(f"the calibration has nothing on these, which get no error feedback: {_some(missing)}")
+    if scarce := [text for t in chosen if (text := _scarce(statistics.of(t.name, t.shape), t.name))]:
+        checkpoint.notes.append(
+            "the calibration has fewer tokens than columns for these, so only the diagonal of H counts and no error is "
+            f"fed back: {_some(scarce)}"
         )
     return statistics
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _scarce(found: Hessian | None, name: str) -> str:
+    """The name of a tensor, with how many experts of it, for which too few tokens were seen; empty where none were."""
+    count = len(found.scarce()) if found is not None else 0
+    if found is None or not count:
+        return ""
+    return f"{name} ({count} of {found.experts} experts)" if found.experts > 1 else name
+
+
+def _check_feedback_fits(plan: Plan) -> None:
+    """Raise SelectionError where error feedback needs more memory than is allowed, with the smallest tiles."""
+    bound, needed = plan.options.max_memory, plan.feedback_bytes(0)
+    if bound is not None and bound < needed:
+        raise SelectionError(
+            f"error feedback takes at least {needed / 1e6:,.0f} MB for the widest tensor, more than max_memory allows",
+            remedy="memory",
+        )
 
 
 def check_worthwhile(where: str, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:

@@ -28,17 +28,23 @@ def tile_bytes(max_memory: int | None, threads: int | None = None) -> int:
 def peak_memory(max_memory: int | None, tensors: int, fitting: bool = False, feedback: int = 0) -> int:
     """Estimate of the most memory a run uses beyond the interpreter with torch: tiles, and what is known of tensors.
 
-    ``fitting``: whether it fits codebooks. ``feedback``: the most columns of a tensor that gets error feedback.
+    ``fitting``: whether it fits codebooks. ``feedback``: ``feedback_bytes`` of the tensor with the most.
     """
-    walked = (
-        factor_bytes(feedback) + FEEDBACK_ELEMENT_BYTES * feedback_elements(max_memory, feedback) if feedback else 0
-    )
-    return TILES_IN_USE * tile_bytes(max_memory) + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting + walked
+    return TILES_IN_USE * tile_bytes(max_memory) + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting + feedback
 
 
 def factor_bytes(columns: int) -> int:
     """Bytes while an H of so many columns is factorised: three matrices of float64, H and its factor in float32."""
     return 32 * columns**2
+
+
+def feedback_bytes(max_memory: int | None, inputs: int, whole: int | None = None) -> int:
+    """Bytes of error feedback in a tensor: with an H of so many inputs, and a tile.
+
+    ``whole``: elements of a transposed matrix, which is one tile; None of another.
+    """
+    elements = feedback_elements(max_memory, inputs) if whole is None else whole
+    return factor_bytes(inputs) + FEEDBACK_ELEMENT_BYTES * elements
 
 
 def feedback_elements(max_memory: int | None, columns: int) -> int:
