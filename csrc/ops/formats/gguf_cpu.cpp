@@ -12,13 +12,13 @@ namespace {
 
 constexpr int64_t kGrainValues = 32'768;  // some ten microseconds
 
-GgufDecode decode_kernel() {
+const GgufKernels& gguf_kernels() {
     switch (simd_level()) {
 #if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512GgufDecode;
-        case SimdLevel::avx2: return kAvx2GgufDecode;
+        case SimdLevel::avx512: return kAvx512Gguf;
+        case SimdLevel::avx2: return kAvx2Gguf;
 #endif
-        default: return kScalarGgufDecode;
+        default: return kScalarGguf;
     }
 }
 
@@ -50,9 +50,18 @@ GgufSizes gguf_sizes(int type) {
 }
 
 void decode_gguf_cpu(const GgufDecodeArgs& a, int threads) {
-    const GgufDecode decode = decode_kernel();
-    parallel_for(a.count, kGrainValues / gguf_sizes(a.type).values, threads,
-                 [&](int64_t begin, int64_t end) { decode(a, begin, end); });
+    const GgufKernels& kernels = gguf_kernels();
+    const GgufReader read = kernels.reader(a.type);
+    const GgufSizes sizes = gguf_sizes(a.type);
+    const int64_t most = gguf_run_blocks(sizes);
+    parallel_for(a.count, kGrainValues / sizes.values, threads, [&](int64_t begin, int64_t end) {
+        GgufRun run;
+        for (int64_t block = begin; block < end; block += most) {
+            const int count = static_cast<int>(std::min(most, end - block));
+            read(a.blocks + block * sizes.bytes, count, run);
+            kernels.decode(a, run, count * sizes.values / kGroup, block * sizes.values);
+        }
+    });
 }
 
 void linear_gguf_cpu(const GgufLinearArgs& a, int threads) {
@@ -64,8 +73,9 @@ void linear_gguf_cpu(const GgufLinearArgs& a, int threads) {
     widen_rows(a, x.data(), sums.data());
     const GgufRows rows{x.data(), sums.data()};
     const GgufLinear linear = linear_kernel();
+    const GgufReader read = gguf_kernels().reader(a.type);
     parallel_for_in_turn(a.experts * a.rows, kGrainValues / (a.cols + 1) + 1, threads,
-                         [&](int64_t begin, int64_t end) { linear(a, rows, begin, end); });
+                         [&](int64_t begin, int64_t end) { linear(a, read, rows, begin, end); });
 }
 
 }  // namespace kbitq

@@ -5,6 +5,6 @@
 
 namespace kbitq {
 
-const GgufDecode kAvx2GgufDecode = avx2::decode;
+const GgufKernels kAvx2Gguf = {reader_of, avx2::decode};
 
 }  // namespace kbitq

@@ -5,6 +5,6 @@
 
 namespace kbitq {
 
-const GgufDecode kAvx512GgufDecode = avx512::decode;
+const GgufKernels kAvx512Gguf = {reader_of, avx512::decode};
 
 }  // namespace kbitq

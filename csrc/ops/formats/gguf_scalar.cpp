@@ -1,61 +1,55 @@
 // GGUF blocks one element at a time: what the vector kernels are held against.
 #include "cpu/element.h"
-#include "ops/formats/gguf_groups.h"
-#include "ops/formats/gguf_kernels.h"
+#include "ops/formats/gguf_reader.h"
 
 namespace kbitq {
 namespace {
 
-void decode(const GgufDecodeArgs& a, int64_t begin, int64_t end) {
-    with_gguf_block(a.type, [&](auto type) {
-        using Block = decltype(type);
-        for (int64_t block = begin; block < end; ++block) {
-            for_groups<Block>([&](auto g) {
-                GgufGroup group;
-                Block::group(group, a.blocks + block * Block::kBytes, g);
-                const int64_t first = block * Block::kValues + kGroup * g;
-                for (int i = 0; i < kGroup; ++i) {
-                    const float scaled = group.scale * static_cast<float>(group.q[i]);
-                    write_element(a.out, a.dtype, first + i, scaled - group.min);
-                }
-            });
+void decode(const GgufDecodeArgs& a, const GgufRun& run, int count, int64_t first) {
+    with_element(a.dtype, [&](auto d) {
+        Stored<d>* out = static_cast<Stored<d>*>(a.out) + first;
+        for (int g = 0; g < count; ++g) {
+            const float scale = run.scale[g], min = run.has_min ? run.min[g] : 0.0f;
+            for (int i = kGroup * g; i < kGroup * (g + 1); ++i) {
+                const float scaled = scale * static_cast<float>(run.q[i]);
+                out[i] = round_to<d>(scaled - min);
+            }
         }
     });
 }
 
-template <typename Block>
-float dot(const uint8_t* blocks, const float* x, int64_t cols) {
+float dot(const GgufLinearArgs& a, GgufReader read, const uint8_t* blocks, const float* x) {
+    const GgufSizes sizes = gguf_sizes(a.type);
+    GgufRun run;
     float sum = 0.0f;
-    for (int64_t column = 0; column < cols; column += Block::kValues, blocks += Block::kBytes) {
-        for_groups<Block>([&](auto g) {
-            GgufGroup group;
-            Block::group(group, blocks, g);
-            for (int i = 0; i < kGroup; ++i) {
-                const float scaled = group.scale * static_cast<float>(group.q[i]);
-                sum += (scaled - group.min) * x[column + kGroup * g + i];
+    for (int64_t column = 0; column < a.cols; column += sizes.values, blocks += sizes.bytes) {
+        read(blocks, 1, run);
+        for (int g = 0; g < sizes.values / kGroup; ++g) {
+            const float scale = run.scale[g], min = run.has_min ? run.min[g] : 0.0f;
+            for (int i = kGroup * g; i < kGroup * (g + 1); ++i) {
+                const float scaled = scale * static_cast<float>(run.q[i]);
+                sum += (scaled - min) * x[column + i];
             }
-        });
+        }
     }
     return sum;
 }
 
-void linear(const GgufLinearArgs& a, const GgufRows& x, int64_t begin, int64_t end) {
-    with_gguf_block(a.type, [&](auto type) {
-        using Block = decltype(type);
-        for (int64_t row = begin; row < end; ++row) {
-            const uint8_t* blocks = a.blocks + row * (a.cols / Block::kValues) * Block::kBytes;
-            const int64_t expert = row / a.rows, within = row % a.rows;
-            for (int64_t m = 0; m < a.batch; ++m) {
-                const int64_t line = expert * a.batch + m;
-                write_element(a.y, a.dtype, line * a.rows + within, dot<Block>(blocks, x.x + line * a.cols, a.cols));
-            }
+void linear(const GgufLinearArgs& a, GgufReader read, const GgufRows& x, int64_t begin, int64_t end) {
+    const GgufSizes sizes = gguf_sizes(a.type);
+    for (int64_t row = begin; row < end; ++row) {
+        const uint8_t* blocks = a.blocks + row * (a.cols / sizes.values) * sizes.bytes;
+        const int64_t expert = row / a.rows, within = row % a.rows;
+        for (int64_t m = 0; m < a.batch; ++m) {
+            const int64_t line = expert * a.batch + m;
+            write_element(a.y, a.dtype, line * a.rows + within, dot(a, read, blocks, x.x + line * a.cols));
         }
-    });
+    }
 }
 
 }  // namespace
 
-const GgufDecode kScalarGgufDecode = decode;
+const GgufKernels kScalarGguf = {reader_of, decode};
 const GgufLinear kScalarGgufLinear = linear;
 
 }  // namespace kbitq

@@ -1,7 +1,6 @@
 // What both vector kernels of GGUF blocks need beside cpu/simd_*.h.
 #pragma once
 
-#include "ops/formats/gguf_groups.h"
 #include "ops/formats/gguf_kernels.h"
 
 namespace kbitq::KBITQ_ISA {
