@@ -13,7 +13,8 @@ from kbitq.cli.signals import at_once
 if TYPE_CHECKING:
     from kbitq.checkpoint.source.storage import Storage
 
-_LIKE_A_REPOSITORY = re.compile(r"[^/.~][^/]*/[^/@]+(@.+)?")  # only what may be one pays for importing the Hub's client
+# Only what may be one pays for importing the Hub's client: org/name or org/name/file.gguf, either with @revision.
+_LIKE_A_REPOSITORY = re.compile(r"[^/.~][^/]*/([^/@]+(?<!\.safetensors)(?<!\.gguf)|[^@]+/[^/@]+\.gguf)(@.+)?")
 
 
 class Found(NamedTuple):
@@ -36,7 +37,7 @@ def find(source: Path, *, stream: bool = False) -> Found:
     Raises HubError where there is neither.
     """
     text = str(source)
-    if os.path.lexists(source) or not _LIKE_A_REPOSITORY.fullmatch(text) or text.endswith((".safetensors", ".gguf")):
+    if os.path.lexists(source) or not _LIKE_A_REPOSITORY.fullmatch(text):
         return Found(source)
     from kbitq import hub
 
@@ -49,4 +50,5 @@ def find(source: Path, *, stream: bool = False) -> Found:
         return Found(storage, f"{repo.id}@{storage.commit}")
     with at_once("run the same command again; the download goes on where it stopped"):
         snapshot = hub.download(repo)
-    return Found(snapshot, f"{repo.id}@{snapshot.name}")  # the Hub's cache names a snapshot by its commit
+    folder = snapshot if repo.file is None else snapshot.parents[repo.file.count("/")]
+    return Found(snapshot, f"{repo.id}@{folder.name}")  # the Hub's cache names a snapshot by its commit

@@ -21,7 +21,7 @@ Source = Annotated[
     place(
         "SRC",
         "A .safetensors or .gguf file, a folder with one (or shards and an index), "
-        "or org/name\\[@revision] on the Hub.",
+        "or org/name\\[@revision] or org/name/file.gguf on the Hub.",
     ),
 ]
 Checkpoint = Annotated[

@@ -25,6 +25,7 @@ from kbitq.checkpoint.passes.resume import run_key
 from kbitq.checkpoint.plan.options import QuantizeOptions
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.planner import plan_quantize
+from kbitq.checkpoint.source.gguf_storage import GgufStorage
 from kbitq.checkpoint.source.header import parse_json_object
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.checkpoint.source.storage import ByteFile, Storage, local_path
@@ -244,7 +245,10 @@ def _check_source(path: Path, content: Mapping[str, Any], checkpoint: Checkpoint
 
 def _source_text(storage: Storage) -> str:
     place = local_path(storage)
-    return f"{_HUB}{storage.label}" if place is None else str(place.absolute())
+    if place is not None:
+        return str(place.absolute())
+    chosen = storage.inner if isinstance(storage, GgufStorage) else storage
+    return f"{_HUB}{getattr(chosen, 'address', chosen.label)}"
 
 
 def _source_of(text: str) -> Path | Storage:

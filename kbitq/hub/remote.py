@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from glob import escape
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_url, snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
+from kbitq.checkpoint.source.gguf_storage import gguf_files, gguf_pattern, no_such_file
 from kbitq.checkpoint.source.side_files import OTHER_WEIGHTS_SUFFIXES, PICKLE_SUFFIXES
 from kbitq.checkpoint.source.storage import ByteFile, Fingerprint
 from kbitq.errors import CheckpointError
@@ -17,7 +21,10 @@ from kbitq.hub.repo import Repo
 from kbitq.text_safety import shown
 
 IGNORED_SUFFIXES = tuple(sorted(PICKLE_SUFFIXES | OTHER_WEIGHTS_SUFFIXES))
-"""Files that are neither downloaded nor seen in a stream: pickles, and the same weights in other tools' formats."""
+"""Files that are neither downloaded nor seen in a stream: pickles, and weights in other tools' formats.
+
+GGUF files are where they are the model: ``_wanted``.
+"""
 
 REQUEST_BYTES = 16 << 20
 """Bytes asked for at a time: a cut connection costs at most this much again."""
@@ -33,7 +40,7 @@ class HubFile:
     """A file of a repository, read by HTTP ranges; each request is tried again, waiting longer every time."""
 
     def __init__(self, repo: Repo, name: str, commit: str, size: int, token: str) -> None:
-        self.where = f"{repo}/{name}"
+        self.where = f"{replace(repo, file=None)}/{name}"
         self.size = size
         self._url = hf_hub_url(repo.id, name, revision=commit)
         self._token = token
@@ -96,18 +103,21 @@ class HubStorage:
     distant = True
 
     def __init__(self, repo: Repo) -> None:
-        self.repo, self.where, self.name = repo, str(repo), repo.id.rpartition("/")[2]
+        self.repo, self.where = repo, str(replace(repo, file=None))
+        self.name = repo.id.rpartition("/")[2]
         check_token(needed=False)
         with explained(str(repo)):
             info = HfApi().model_info(repo.id, revision=repo.revision, files_metadata=True)
             self.commit = _checked_commit(repo, info.sha)
             self.label = f"{repo.id}@{self.commit}"
+            self.address = str(replace(repo, revision=self.commit))  # opens the same files again
             self._files: dict[str, tuple[int, str]] = {}
+            listed = [file.rfilename for file in info.siblings or []]
+            wanted = set(_wanted(repo, [_confined(repo, name) for name in listed]))
             for file in info.siblings or []:
-                if file.rfilename.endswith(IGNORED_SUFFIXES):
+                if (name := file.rfilename) not in wanted:
                     continue
                 digest = file.lfs.sha256 if file.lfs else file.blob_id
-                name = _confined(repo, file.rfilename)
                 self._files[name] = (_checked_size(repo, name, file.size), str(digest or self.commit))
 
     def names(self) -> list[str]:
@@ -121,6 +131,17 @@ class HubStorage:
             raise CheckpointError(f"{self.where}/{name} is missing")
         size, token = self._files[name]
         return HubFile(self.repo, name, self.commit, size, token)
+
+
+def _wanted(repo: Repo, listed: list[str]) -> list[str]:
+    """The files of a repository that are read: a GGUF file that was named with the rest of its set, or everything.
+
+    GGUF files are part of everything where they are one model and the repository has no other weights.
+    """
+    models = gguf_files(str(replace(repo, file=None)), listed, repo.file)
+    if repo.file is not None:
+        return models
+    return models + [name for name in listed if not name.endswith(IGNORED_SUFFIXES)]
 
 
 def _checked_commit(repo: Repo, commit: object) -> str:
@@ -148,19 +169,51 @@ def _confined(repo: Repo, name: str) -> str:
 
 
 def download(repo: Repo) -> Path:
-    """Copy a repository's safetensors and small files into the Hub's cache; what is there already is not fetched again.
+    """Copy a repository's weights and small files into the Hub's cache; what is there already is not fetched again.
 
     Returns:
-        The folder of the snapshot.
+        The folder of the snapshot; of a repository with a ``file``, that file in it.
 
     Raises:
         HubError: it cannot be read, or it is offline and not in the cache.
+        CheckpointError: it has no such ``file``, or GGUF files of several models and ``file`` does not say which.
     """
-    ignored = [f"*{suffix}" for suffix in IGNORED_SUFFIXES]
     check_token(needed=False)
+    if repo.file is not None:
+        return _download_file(repo, repo.file)
+    folder = _snapshot(repo, ignore_patterns=[f"*{suffix}" for suffix in IGNORED_SUFFIXES])
+    if any(path.name.endswith(".safetensors") for path in folder.iterdir()):
+        return folder
+    pinned = replace(repo, revision=folder.name)
+    models = gguf_files(str(repo), _listed(pinned))
+    return _snapshot(pinned, allow_patterns=[escape(name) for name in models]) if models else folder
+
+
+def _download_file(repo: Repo, name: str) -> Path:
+    """One GGUF file and the rest of its set, without the Hub's list of files: the cache alone may have them."""
+    file = _snapshot(repo, allow_patterns=[gguf_pattern(name)]) / name
+    if not file.exists():
+        whole = replace(repo, file=None)
+        raise no_such_file(str(whole), _listed(whole), name)
+    return file
+
+
+def _listed(repo: Repo) -> list[str]:
+    """The files of a repository; offline, those that the cache has."""
     with explained(str(repo)):
         try:
-            snapshot = Path(snapshot_download(repo.id, revision=repo.revision, ignore_patterns=ignored))
+            names = HfApi().list_repo_files(repo.id, revision=repo.revision)
+        except OfflineModeIsEnabled:
+            folder = _snapshot(repo, local_files_only=True)
+            names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [_confined(repo, name) for name in names]
+
+
+def _snapshot(repo: Repo, **which: Any) -> Path:
+    """The folder of a repository's snapshot in the cache, after ``which`` of its files were copied there."""
+    with explained(str(repo)):
+        try:
+            snapshot = Path(snapshot_download(repo.id, revision=repo.revision, **which))
         except HFValidationError:
             raise
         except ValueError as error:  # a file name that would leave the cache, among others

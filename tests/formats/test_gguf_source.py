@@ -25,6 +25,7 @@ from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.errors import CheckpointError
 from kbitq.format import matrix_shape
 from kbitq.format.ggml_types import BY_NAME
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 RNG = np.random.default_rng(7)
 HEADS, KV_HEADS = 4, 2
@@ -96,7 +97,7 @@ def read(source, tile_bytes=1 << 20):
                 found[name] = torch.cat(parts).view(matrix_shape(name, tensor.shape))
             else:
                 raw = torch.cat([data.clone() for _, data in reader.chunks(tensor)])
-                found[name] = raw.view({"F32": torch.float32, "F16": torch.float16}[tensor.dtype])
+                found[name] = raw.view(TORCH_DTYPES[tensor.dtype])
     return found
 
 
@@ -152,6 +153,39 @@ def test_back_to_an_ordinary_checkpoint(file, tmp_path, dtype):
         moved = "norm" not in name and not name.endswith("o_proj.weight")
         assert values_.equal(want[name].to(torch.bfloat16) if dtype and moved else want[name])
     assert {p.name for p in (tmp_path / "plain").iterdir()} >= {"config.json", "tokenizer.json"}
+
+
+NORM = np.linspace(-2, 2, 256, dtype=np.float32)
+
+
+def rounded(vector, dtype):
+    return torch.from_numpy(vector).to(dtype).float().numpy()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "norms", "dtype", "said"),
+    [
+        ("llama", [rounded(NORM, torch.bfloat16), NORM.round()], torch.bfloat16, "bfloat16"),
+        ("llama", [rounded(NORM, torch.float16), NORM.round()], torch.float16, "float16"),
+        ("llama", [NORM, NORM.round()], torch.float32, "bfloat16"),
+        ("llama", [NORM.round(), NORM.round() * 2.0**100], torch.bfloat16, "bfloat16"),
+        ("llama", [rounded(NORM, torch.float16), NORM.round() * 2.0**100], torch.float32, "bfloat16"),
+        ("gemma3", [rounded(NORM / 256, torch.bfloat16) + 1, NORM.round() + 1], torch.bfloat16, "bfloat16"),
+    ],
+    ids=["bfloat16", "float16", "neither", "large", "none holds all", "less one"],
+)
+def test_vectors_have_the_dtype_that_holds_them_all(tmp_path, architecture, norms, dtype, said):
+    """llama.cpp stores norms and biases as float32; the output takes no wider dtype than their values need."""
+    path = tmp_path / "m.gguf"
+    tensors = {"output_norm.weight": f32(norms[0]), "blk.0.attn_norm.weight": f32(norms[1])}
+    tensors["blk.0.ffn_up.weight"] = f32(NORM.reshape(8, 32))
+    path.write_bytes(gguf_bytes({"general.architecture": architecture}, tensors))
+    assert open_source(path).config["torch_dtype"] == said
+    found = read(path)
+    for name, norm in zip(("model.norm.weight", "model.layers.0.input_layernorm.weight"), norms, strict=True):
+        assert found[name].dtype == dtype
+        assert np.array_equal(found[name].float().numpy(), norm - np.float32(architecture == "gemma3"))
+    assert found["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
 
 
 def test_an_ordinary_checkpoint_is_not_turned_back(tmp_path):

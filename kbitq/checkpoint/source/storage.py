@@ -238,6 +238,14 @@ def _hub_label(folder: Path, blobs: Path | None) -> str | None:
     return f"{'/'.join(repository)}@{folder.name}" if whole else blobs.parent.name.split("--")[-1]
 
 
+def hub_label(file: Path) -> str | None:
+    """``org/name@commit`` of a file in a snapshot of a Hub cache, else None."""
+    for folder in file.absolute().parents:
+        if folder.parent.name == "snapshots":
+            return _hub_label(folder, hub_cache_blobs(folder))
+    return None
+
+
 def open_storage(source: str | os.PathLike[str]) -> Storage:
     """The storage behind a path. Raises CheckpointError where there is nothing, or nothing of use."""
     path = Path(source)

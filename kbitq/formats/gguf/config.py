@@ -10,13 +10,17 @@ from kbitq.formats.gguf.architectures import Architecture
 from kbitq.formats.gguf.container import GgufTensor, integer
 from kbitq.formats.gguf.llama3_rope import llama3_scaling
 from kbitq.formats.gguf.names import architecture_of
+from kbitq.formats.gguf.vector_dtype import CANDIDATES
 
 _SPECIAL = ("bos", "eos", "padding")
 _ROPE_KINDS = ("linear", "yarn")
 
 
 def config_of(
-    metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], floats: Callable[[GgufTensor], list[float]]
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, GgufTensor],
+    floats: Callable[[GgufTensor], list[float]],
+    dtype: str | None = None,
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The fields of config.json, and sentences about what is missing in it.
 
@@ -24,6 +28,7 @@ def config_of(
         metadata: of the file.
         tensors: of the file, by llama.cpp's name.
         floats: reads a small float32 tensor.
+        dtype: of the model's vectors (``vector_dtype``), where that could be told.
 
     Returns:
         None and the reason, for an architecture that is not known here.
@@ -44,7 +49,7 @@ def config_of(
     scaling, missing = _rope(metadata, str(stem), config, tensors, floats)
     if scaling:
         config["rope_scaling"] = scaling
-    config["torch_dtype"] = "bfloat16"
+    config["torch_dtype"] = CANDIDATES[dtype or "BF16"]
     return config, missing + _unsaid(architecture, config)
 
 

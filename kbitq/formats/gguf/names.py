@@ -31,6 +31,7 @@ class Named:
         heads: of q or k, whose rows lie in llama.cpp's order; 0 elsewhere.
         less: what is taken off each value.
         transposed: whether ``shape`` is the stored one turned round.
+        dtype: what its values are written as, which holds them exactly; empty: as they are stored.
     """
 
     name: str
@@ -41,11 +42,17 @@ class Named:
     heads: int = 0
     less: int = 0
     transposed: bool = False
+    dtype: str = ""
+
+    @property
+    def is_float32_vector(self) -> bool:
+        """Whether it is a norm or a bias as llama.cpp stores them."""
+        return len(self.shape) == 1 and self.tensor.type.plain == "F32"
 
     @property
     def as_it_is(self) -> bool:
         """Whether the stored bytes are those of an ordinary tensor."""
-        return self.tensor.type.plain is not None and not (self.heads or self.less or self.transposed)
+        return self.tensor.type.plain is not None and not (self.heads or self.less or self.transposed or self.dtype)
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture | None:

@@ -22,7 +22,7 @@ _MOST_HEAD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class GgufWeight:
-    """A weight in blocks, or one that llama.cpp turned round.
+    """A weight in blocks, or one that llama.cpp turned round or widened.
 
     ``stored`` has uint8 ``[rows, bytes of a row]``, or one row for a vector.
     """
@@ -62,13 +62,15 @@ class GgufWeight:
     def _values(self, raw: Tensor) -> Tensor:
         """Values of rows of bytes."""
         from kbitq.ops import gguf
+        from kbitq.ops.dtypes import TORCH_DTYPES
 
         cols = raw.shape[1] // self.type.nbytes * self.type.values
         if self.type.plain is not None:
             decoded = gguf.plain(raw, self.type.name)
         else:
             decoded = gguf.dequantize(raw, self.type.name, (raw.shape[0], cols))
-        return decoded - self.less if self.less else decoded
+        decoded = decoded - self.less if self.less else decoded
+        return decoded.to(TORCH_DTYPES[self.dtype])
 
     def _permuted(self, values: StoredValues, first: int, count: int) -> Tensor:
         """Bytes of rows in Hugging Face's order: of a head first the even ones of llama.cpp's, then the odd ones."""
@@ -106,7 +108,7 @@ def _weight(catalogue: Catalogue, name: str, entry: Mapping[str, Any]) -> GgufWe
     return GgufWeight(
         name,
         shape,
-        kind.plain or DECODED_DTYPE,
+        entry["dtype"] or kind.plain or DECODED_DTYPE,
         "" if kind.plain else f"GGUF {kind.name}",
         (name,),
         kind,
@@ -126,6 +128,7 @@ def announced(named: Sequence[Named]) -> str:
                 "heads": n.heads,
                 "less": n.less,
                 "transposed": n.transposed,
+                "dtype": n.dtype,
             }
             for n in named
             if not n.as_it_is
