@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from kbitq.checkpoint.allocation import check_budget
@@ -41,10 +42,13 @@ def save_plan(plan: Plan, path: str | Path | None = None, *, chunk_bytes: int | 
         _, journal = take_up(plan, staging, key)
         journal.close()
         staging.check_space(plan.disk_needed)
-        for shard in plan.shards:
-            if not (place := staging.path(shard.name)).exists():
-                SharedFile(place, shard.nbytes).close()
-        (staging.folder / "parts").mkdir(exist_ok=True)
+        missing = [shard for shard in plan.shards if not staging.path(shard.name).exists()]
+        parts = staging.folder / "parts"
+        if missing:  # an earlier run was published, or its files removed: what its journals say is no longer so
+            shutil.rmtree(parts, ignore_errors=True)
+        for shard in missing:
+            SharedFile(staging.path(shard.name), shard.nbytes).close()
+        parts.mkdir(exist_ok=True)
         sync_folder(staging.output)
         sync_folder(staging.folder)
     return write_plan_file(content, own_path(plan) if path is None else Path(path))
