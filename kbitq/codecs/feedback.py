@@ -36,7 +36,6 @@ from kbitq.ops.dtypes import TORCH_DTYPES
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 MOST_DAMPING = 1.0
 TILE_ELEMENTS = 1 << 24  # that a walk over the columns takes at once: few tiles are quicker, and each takes memory
-_PANEL = 64  # rows of a transposed weight whose errors go to those below them in one product
 
 
 @dataclass(frozen=True)
@@ -130,17 +129,22 @@ def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts
 def _down(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
     """From top to bottom, for a transposed weight ``[in, out]``."""
     left[factor.dead] = 0.0
-    asked, rows = replace(request, importance=None), len(left)
-    for first in range(0, rows, _PANEL):
-        here = slice(first, min(first + _PANEL, rows))
-        panel, triangle = left[here], factor.upper[here, here]
-        for i, row in enumerate(panel.split(1)):
-            made = {name: part if name == CODEBOOK else part[first + i][None] for name, part in parts.items()}
+    asked, upper = replace(request, importance=None), factor.upper
+
+    def walk(first: int, stop: int) -> None:
+        """Rows become their errors: the upper half, then the lower one, so that most products are between few rows."""
+        if stop - first == 1:
+            row = left[first:stop]
+            made = {name: part if name == CODEBOOK else part[first:stop] for name, part in parts.items()}
             codec.encode_into(row, asked, made)
-            row.sub_(codec.decode(made, row.shape[1], torch.float32)).div_(triangle[i, i])  # its error from now on
-            panel[i + 1 :].addr_(triangle[i, i + 1 :], row[0], alpha=-1)
-        if here.stop < rows:
-            left[here.stop :].addmm_(factor.upper[here, here.stop :].T, panel, alpha=-1)
+            row.sub_(codec.decode(made, row.shape[1], torch.float32)).div_(upper[first, first])
+            return
+        middle = (first + stop) // 2
+        walk(first, middle)
+        left[middle:stop].addmm_(upper[first:middle, middle:stop].T, left[first:middle], alpha=-1)
+        walk(middle, stop)
+
+    walk(0, len(left))
 
 
 Step = Callable[[Planes, Tensor, Request, Tensor], "tuple[dict[str, Tensor], Tensor]"]
