@@ -113,6 +113,7 @@ def _summary(subject: Subject, quantized: Sequence[Row], source: str | None) -> 
         *([("Codec", inline(", ".join(codecs)))] if (codecs := _codecs(quantized)) else []),
         ("Scale rule", inline(", ".join(sorted({str(t["scale"]) for t in quantized})))),
         ("Codebook", inline(", ".join(sorted({str(t["codebook"]) for t in quantized})))),
+        *_guided_by(subject.ledger),
     ]
     return f"{_link(source)}, quantized with {kbitq} to {_ks(quantized)}.\n\n" + table(("", ""), rows)
 
@@ -188,12 +189,30 @@ def _reproduce(ledger: Mapping[str, Any], source: str | None, out: str | None) -
     named = [(ledger.get("recipe"), "lies beside the weights")]
     files = ledger.get("files")
     entries = files if isinstance(files, list) else []
-    named += [(entry.get("name"), f"has the SHA-256 {code(entry.get('sha256'))}") for entry in entries]
+    named += [(entry.get("name"), _identity(entry)) for entry in entries]
     lines = [f"* {code(name)} {said}.\n" for name, said in named if name]
     text = [fenced(command_of(ledger, source, out), "bash"), *(["".join(lines)] if lines else [])]
     if made_with := ledger.get("kbitq"):
-        text.append(f"Made with kbitq {inline(made_with)}. Every machine gives the same bytes.\n")
+        same = "Every machine gives the same bytes."
+        if ledger.get("calibration"):  # feedback runs through a product of matrices
+            same = "The bytes depend on the kind of device and its number of threads, in what rounding decides."
+        text.append(f"Made with kbitq {inline(made_with)}. {same}\n")
     return "\n".join(text)
+
+
+def _identity(file: Mapping[str, Any]) -> str:
+    """How a file that the command names is known to be the right one."""
+    if file.get("option") == "calibration":
+        return f"is a folder of `kbitq calibrate` with the fingerprint {code(file.get('sha256'))}"
+    return f"has the SHA-256 {code(file.get('sha256'))}"
+
+
+def _guided_by(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The calibration or the importance that a run was given, by name."""
+    files = ledger.get("files")
+    given = {file.get("option"): code(file.get("name")) for file in (files if isinstance(files, list) else [])}
+    rows = [("Calibration", "calibration", ", by error feedback"), ("Importance of columns", "importance", "")]
+    return [(title, given[option] + more) for title, option, more in rows if option in given]
 
 
 def _is_number(value: Any) -> bool:

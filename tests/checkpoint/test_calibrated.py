@@ -113,8 +113,13 @@ def test_a_folder_says_what_it_was_made_with(source: Path, stats: Path, tmp_path
     out = tmp_path / "folder"
     run(plan_quantize(source, out, QuantizeOptions(k=3, calibration=stats, device="cpu")))
     report = json.loads((out / "quantization_report.json").read_text())
-    assert report["calibration"] == Statistics.open(stats).fingerprint
-    assert "--calibration stats" in (out / "README.md").read_text()
+    fingerprint = Statistics.open(stats).fingerprint
+    assert report["calibration"] == fingerprint
+    rows = {row["name"]: row.get("calibrated") for row in report["tensors"] if row["verdict"] == "quantized"}
+    assert rows == {**dict.fromkeys((*NAMES, OTHER), fingerprint), "b.up_proj.weight": None}
+    card = (out / "README.md").read_text()
+    assert "--calibration stats" in card and "| Calibration | `stats`, by error feedback |" in card
+    assert "The bytes depend on the kind of device" in card and "Every machine" not in card
     assert any("b.up_proj.weight" in note for note in report["files_not_carried"])
 
 

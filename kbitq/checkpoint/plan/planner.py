@@ -124,7 +124,10 @@ def _importance(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
     chosen = [t for t in tensors if t.quantized]
     missing = [t.name for t in chosen if importance.of(t.name, t.shape) is None]
     if len(missing) == len(chosen):
-        raise SelectionError(f"{options.importance} has an entry for none of the {len(chosen)} tensors to be quantized")
+        raise SelectionError(
+            f"{options.importance} has an entry for none of the {len(chosen)} tensors to be quantized",
+            hint="entries bear the names of the model's weights; the inputs of weights stored [in, out] are no columns",
+        )
     if missing:
         where = Path(options.importance).name
         checkpoint.notes.append(f"no entry in {where}, so all columns count the same: {_some(missing)}")
@@ -141,7 +144,10 @@ def _statistics(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
     chosen = [t for t in tensors if t.quantized]
     missing = [t.name for t in chosen if statistics.of(t.name, t.shape) is None]
     if len(missing) == len(chosen):
-        raise SelectionError(f"{options.calibration} has nothing on any of the {len(chosen)} tensors to be quantized")
+        raise SelectionError(
+            f"{options.calibration} has nothing on any of the {len(chosen)} tensors to be quantized",
+            hint=f"these are the statistics of another model, or of this one under other names: {statistics.names[0]}",
+        )
     if missing:
         checkpoint.notes.append(f"the calibration has nothing on these, which get no error feedback: {_some(missing)}")
     if scarce := [text for t in chosen if (text := _scarce(statistics.of(t.name, t.shape), t.name))]:

@@ -31,11 +31,14 @@ class LedgerRow(_LedgerRow, total=False):
 
     ``verdict`` is ``quantized`` or ``kept`` and ``reason`` says why. From ``k`` to ``max_abs_err`` all is None for a
     tensor that is kept. ``bits_per_weight`` leaves constant parts out, ``bytes`` has them in. ``sqnr_db`` is in dB.
-    ``codec`` is there for another codec than the default one. ``would`` is there where a source is inspected: what each
+    ``codec`` is there for another codec than the default one; ``calibrated`` and ``importance``, fingerprints, where
+    error feedback or weights of the columns were used. ``would`` is there where a source is inspected: what each
     K would give, ``sqnr_db`` and ``bytes``; None for a tensor that would be kept.
     """
 
     codec: str
+    calibrated: str
+    importance: str
     would: dict[int, dict[str, Any]] | None
 
 
@@ -50,6 +53,10 @@ def quantized_row(name: str, meta: TensorMeta, reason: str = "") -> LedgerRow:
     }  # fmt: skip
     if meta.codec != DEFAULT_CODEC:
         row["codec"] = meta.codec
+    if meta.calibrated is not None:
+        row["calibrated"] = meta.calibrated
+    if meta.importance is not None:
+        row["importance"] = meta.importance
     return row
 
 
