@@ -41,7 +41,7 @@ class RunReport:
         totals: sums over the tensors, with ``inspect``'s keys.
         tensors: a row each, with ``inspect``'s keys.
         seconds: it took.
-        notes: sentences about what was not carried over.
+        notes: sentences about what was not carried over, and about statistics that this run could not use as usual.
         fit_gain_db: what fitting codebooks gained over ``optimal``, in dB, where this run fitted any.
         reused: how many tensors an interrupted run had already written, and how many it had scanned.
     """
@@ -74,9 +74,9 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
         held.callback(journal.close)
         reused = len(state.tensors), len(state.scans)
         try:
-            plan, gain = _write_weights(plan, devices, staging, state, journal, progress)
+            plan, gain, notes = _write_weights(plan, devices, staging, state, journal, progress)
             report = run_report(plan, state.tensors, time.monotonic() - started)
-            report = replace(report, fit_gain_db=gain, reused=reused)
+            report = replace(report, notes=[*report.notes, *notes], fit_gain_db=gain, reused=reused)
             if plan.to_folder:
                 finish_folder(plan, staging, report.totals, report.tensors, state.digests)
             else:
@@ -97,8 +97,8 @@ def _write_weights(
     state: RunState,
     journal: Journal,
     progress: Callable[[Progress], None] | None,
-) -> tuple[Plan, float | None]:
-    """Both passes. Returns the plan as it was carried out, and what fitting codebooks gained."""
+) -> tuple[Plan, float | None, list[str]]:
+    """Both passes. Returns the plan as it was carried out, what fitting gained, and notes on the statistics."""
     on_cpu = devices == ("cpu",)
     tile = tile_bytes(plan.options.max_memory, torch.get_num_threads() if on_cpu else None)
     with ExitStack() as held:
@@ -116,7 +116,7 @@ def _write_weights(
         writing = WritePass(plan, pipeline, staging, state, journal, meter, spool)
         writing.run()
         reader.check_unchanged()
-        return plan, writing.fit_gain_db
+        return plan, writing.fit_gain_db, writing.notes
 
 
 def _resumable(error: BaseException) -> bool:

@@ -141,6 +141,15 @@ def test_experts_have_a_factor_each_and_few_tokens_leave_the_diagonal(tmp_path: 
     assert not torch.equal(torch.tensor(errors[0]), torch.tensor(errors[1]))
 
 
+def test_more_damping_than_usual_is_said(source: Path, tmp_path: Path) -> None:
+    h = hessian(160, 1)
+    broken = h - 0.05 * h.diagonal().mean() * torch.eye(160)  # with negative eigenvalues
+    broken.diagonal().clamp_(min=1e-6)
+    stats = written(tmp_path / "stats", [Gathered({OTHER: None}, 160, None, [500], [[broken]])])
+    report = run(plan_quantize(source, tmp_path / "o.safetensors", QuantizeOptions(k=2, calibration=stats)))
+    assert any(f"at most 0.1 of the mean, for {OTHER}" in note for note in report.notes)
+
+
 def test_what_is_refused(source: Path, stats: Path, tmp_path: Path) -> None:
     with pytest.raises(CalibrationError):
         quantized(source, "x.safetensors", tmp_path / "nothing")

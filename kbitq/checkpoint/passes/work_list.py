@@ -29,6 +29,11 @@ class WorkList:
         self._sources, self._reader, self._state = plan.checkpoint.tensors, reader, state
         self._levels, self._meter = levels, meter
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the statistics that were used so far."""
+        return self._factors.notes()
+
     def items(self, tensors: Iterable[TensorPlan]) -> Iterator[WorkItem]:
         """The work that is left of these tensors. The one that an earlier run began comes from where that run got."""
         begun = self._state.begun_tensor
