@@ -21,6 +21,7 @@ from kbitq.checkpoint.passes.pipeline import Pipeline
 from kbitq.checkpoint.passes.resume import take_up
 from kbitq.checkpoint.passes.run_state import ErrorSums, RunState
 from kbitq.checkpoint.passes.scan_pass import scan_pass
+from kbitq.checkpoint.passes.settle_pass import settled
 from kbitq.checkpoint.passes.spool import Spool
 from kbitq.checkpoint.passes.write_pass import WritePass
 from kbitq.checkpoint.plan.plan import Plan
@@ -108,10 +109,10 @@ def _write_weights(
         reader = held.enter_context(TileReader(plan.checkpoint, tile))
         pipeline: Pipeline = CpuPipeline(reader) if on_cpu else DevicePipeline(reader, devices)
         selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
-        meter = ProgressMeter(progress, selected + plan.bytes_in)
+        meter = ProgressMeter(progress, selected * (2 if plan.settles else 1) + plan.bytes_in)
         staging.check_space(plan.disk_needed)  # now, and again after the first pass, which may have kept tensors whole
         if spool is None:
-            plan = scan_pass(plan, pipeline, state, journal, meter)
+            plan = settled(scan_pass(plan, pipeline, state, journal, meter), reader, meter)
             staging.check_space(plan.disk_needed)
         writing = WritePass(plan, pipeline, staging, state, journal, meter, spool)
         writing.run()

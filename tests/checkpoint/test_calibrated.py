@@ -84,6 +84,30 @@ def test_feedback_lowers_the_loss_of_every_tensor(source: Path, stats: Path, cod
     assert set(report.not_made_again) == {*NAMES, OTHER}
 
 
+@pytest.mark.parametrize(("codec", "k"), [("gptq-g32", 4), ("compressed-tensors-g32", 8), ("int8", 8)])
+def test_formats_of_integers_take_feedback_too(tmp_path: Path, codec: str, k: int) -> None:
+    names = [f"model.layers.{i}.up_proj.weight" for i in range(2)]
+    hs = [hessian(96, i) for i in range(2)]
+    stats = written(
+        tmp_path / "stats", [Gathered({n: None}, 96, None, [500], [[h]]) for n, h in zip(names, hs, strict=True)]
+    )
+    draw = torch.Generator().manual_seed(2)
+    plain = {n: torch.randn((64, 96), generator=draw).bfloat16() for n in names}
+    save_file(plain, tmp_path / "model.safetensors")
+    found = {}
+    for label, calibration in (("with", stats), ("without", None)):
+        options = QuantizeOptions(k=k, codec=codec, calibration=calibration, device="cpu")
+        run(plan_quantize(tmp_path / "model.safetensors", out := tmp_path / label, options))
+        dequantize_checkpoint(out, back := tmp_path / f"{label}-back")
+        with safe_open(back / "model.safetensors", "pt") as made:
+            found[label] = [
+                feedback.proxy_loss(plain[n] - made.get_tensor(n), h) for n, h in zip(names, hs, strict=True)
+            ]
+    assert all(a < 0.9 * b for a, b in zip(found["with"], found["without"], strict=True))
+    report = verify(tmp_path / "with", source=tmp_path / "model.safetensors", full=True)
+    assert report.problems == [] and set(report.not_made_again) == set(names)
+
+
 def test_the_bytes_do_not_depend_on_the_tiles(source: Path, stats: Path) -> None:
     whole = quantized(source, "whole.safetensors", stats)
     pieces = quantized(source, "pieces.safetensors", stats, max_memory=2 << 20)

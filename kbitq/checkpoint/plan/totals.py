@@ -49,7 +49,7 @@ def quantized_row(name: str, meta: TensorMeta, reason: str = "") -> LedgerRow:
         "name": name, "verdict": "quantized", "reason": reason, "shape": list(meta.shape), "dtype": meta.dtype,
         "k": meta.k, "bits_per_weight": 8 * size / element_count(meta.shape), "scale": meta.scale,
         "codebook": meta.codebook, "sqnr_db": meta.sqnr_db, "max_abs_err": meta.max_abs_err,
-        "bytes": size + constant_nbytes(meta.codec, meta.k),
+        "bytes": size + constant_nbytes(meta.codec, name, meta.shape, meta.k),
     }  # fmt: skip
     if meta.codec != DEFAULT_CODEC:
         row["codec"] = meta.codec
@@ -94,7 +94,7 @@ def totals(rows: Sequence[LedgerRow], bytes_in: int | None, sqnr_db: float | Non
         "bytes_in": bytes_in, "bytes_out": size, "bytes": size,
         "compression": bytes_in / size if bytes_in and size else None,
         "bits_per_weight": 8 * stored / weights if weights else None,
-        "codebook_bytes": sum(constant_nbytes(codec, k) for codec, _, _, k in coded),
+        "codebook_bytes": sum(constant_nbytes(codec, name, shape, k) for codec, name, shape, k in coded),
         "sqnr_db": sqnr_db, "mean_sqnr_db": _mean_sqnr_db(quantized),
         "worst": {"name": worst[1], "sqnr_db": worst[0]} if worst else None,
         "max_abs_err": max(errors, default=None),
