@@ -22,6 +22,8 @@ CodeOrder order_named(const std::string& name) {
     throw py::value_error("order: must be stream, high_first, words or bytes, got '" + name + "'");
 }
 
+constexpr int64_t kMostGroup = int64_t{1} << 60;  // columns; far from where sums of them overflow
+
 int64_t row_bytes(const CodeRows& rows) {
     if (rows.order == CodeOrder::words) return 4 * rows.cols;
     if (rows.order == CodeOrder::bytes) return rows.cols;
@@ -82,9 +84,9 @@ void pack_codes(const py::object& codes_arg, const py::object& out_arg, int bits
     pack_codes_cpu(args, threads);
 }
 
-const float* parameter(const char* name, const Optional& arg, int64_t rows, int64_t groups) {
+const float* parameter(const char* name, const Optional& arg, const TensorView& scale) {
     if (!arg) return nullptr;
-    return TensorView(name, *arg).is(Element::f32).shaped({rows, groups}).on(kCpu).data<float>();
+    return TensorView(name, *arg).is(Element::f32).shaped({scale.size(0), scale.size(1)}).on(kCpu).data<float>();
 }
 
 void decode_codes(const py::object& data_arg, const py::object& starts_arg, const Optional& shifts,
@@ -102,9 +104,10 @@ void decode_codes(const py::object& data_arg, const py::object& starts_arg, cons
         args.table =
             TensorView("table", *table_arg).is(Element::f32).shaped({int64_t{1} << bits}).on(kCpu).data<float>();
     args.groups = scale.of_rank(2).size(1);
-    args.scale = scale.is(Element::f32).shaped({rows, args.groups}).on(kCpu).data<float>();
-    args.zero = parameter("zero", zero, rows, args.groups);
-    args.bias = parameter("bias", bias, rows, args.groups);
+    args.stride = scale.size(0) == 1 ? 0 : args.groups;
+    args.scale = scale.is(Element::f32).shaped({args.stride ? rows : 1, args.groups}).on(kCpu).data<float>();
+    args.zero = parameter("zero", zero, scale);
+    args.bias = parameter("bias", bias, scale);
     if (group_of_arg) {
         TensorView group_of("group_of", *group_of_arg);
         args.group_of = group_of.is(Element::i32).shaped({cols}).on(kCpu).data<int32_t>();
@@ -112,7 +115,7 @@ void decode_codes(const py::object& data_arg, const py::object& starts_arg, cons
             if (args.group_of[c] < 0 || args.group_of[c] >= args.groups)
                 throw py::value_error("group_of: names a group that there is not");
         }
-    } else if (group_size < 1 || phase < 0 || phase >= group_size ||
+    } else if (group_size < 1 || group_size > kMostGroup || phase < 0 || phase >= group_size ||
                (cols && (cols + phase - 1) / group_size >= args.groups)) {
         throw py::value_error("group_size: its groups do not cover the columns");
     }

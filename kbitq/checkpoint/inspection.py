@@ -182,8 +182,7 @@ def _try(
         for k, request in requests.items():
             mine[k].add(span, codec.quantize_span(span, w, request).errors)
     for k in trial.ks:
-        what = trial.codec, tensor.name, tensor.shape, k
-        size = coded_nbytes(*what) + constant_nbytes(*what)
+        size = coded_nbytes(trial.codec, tensor.name, tensor.shape, k) + constant_nbytes(trial.codec, k)
         would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}
         error_sums[k].append(_scaled_up(mine[k], tensor, tiles))
     return would

@@ -38,7 +38,6 @@ def finish(path: str | Path, *, progress: Callable[[Progress], None] | None = No
 def finish_job(job: Job, progress: Callable[[Progress], None] | None = None) -> RunReport:
     """The same for a job that is at hand."""
     started = time.monotonic()
-    job.staging.take_back()
     job.update()
     if job.phase != "seal":
         missing = len(job.missing())
@@ -76,8 +75,7 @@ def _publish(job: Job, started: float) -> RunReport:
     if not all((staging.output / shard.name).is_file() for shard in plan.shards):
         return _was_published(job, report)
     check_output(plan)
-    staging.needed = [shard.name for shard in plan.shards]
-    names = set(staging.needed)
+    names = {shard.name for shard in plan.shards}
     for stale in staging.output.glob(f"*{WEIGHTS_SUFFIX}"):  # of a layout that values which are not finite have changed
         if stale.name not in names:
             stale.unlink()

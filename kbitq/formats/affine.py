@@ -42,7 +42,15 @@ class Groups:
         return cls(size) if of_column.equal(runs) else cls(size, of_column)
 
 
-def decode(codes: Tensor, bits: int, cols: int, scale: Tensor, zero: Tensor | None, groups: Groups) -> Tensor:
+def decode(
+    codes: Tensor,
+    bits: int,
+    cols: int,
+    scale: Tensor,
+    zero: Tensor | None,
+    groups: Groups,
+    out: Tensor | None = None,
+) -> Tensor:
     """``(code - zero) * scale`` in float32, rounded once to the dtype of ``scale``.
 
     Args:
@@ -52,17 +60,25 @@ def decode(codes: Tensor, bits: int, cols: int, scale: Tensor, zero: Tensor | No
         scale: ``[rows, groups]``.
         zero: ``[rows, groups]`` whole numbers, or None.
         groups: of the columns.
+        out: where the result goes; None: into a new tensor.
 
     Returns:
         ``[rows, cols]``.
     """
     return decode_codes(
-        codes, bits, cols, scale, scale.dtype, zero=zero, group_size=groups.size, group_of=groups.of_column
+        codes, bits, cols, scale, scale.dtype, zero=zero, group_size=groups.size, group_of=groups.of_column, out=out
     )
 
 
 def decode_flat(
-    data: Tensor, count: int, bits: int, scale: Tensor, block: int, levels: Tensor, dtype: torch.dtype
+    data: Tensor,
+    count: int,
+    bits: int,
+    scale: Tensor,
+    block: int,
+    levels: Tensor,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``levels[code] * scale`` of a stream of 4-bit codes, the first in a byte's high half: ``[count]`` of ``dtype``.
 
@@ -74,18 +90,22 @@ def decode_flat(
         block: codes that share a scale; even.
         levels: float32 ``[2^bits]``.
         dtype: of the result.
+        out: ``[count]`` of ``dtype``: where the result goes; None: into a new tensor.
     """
+    if out is None:
+        out = torch.empty(count, dtype=dtype)
     width = block * max(1, _FLAT_ROW // block)
     whole = count // width
-    parts = []
     for rows, cols, start in ((whole, width, 0), (1, count - whole * width, whole * width)):
         if rows and cols:
-            mine = data[start * bits // 8 :]
+            mine, place = data[start * bits // 8 :], out[start : start + rows * cols].view(rows, cols)
             starts = torch.arange(rows, dtype=torch.int64) * (width * bits // 8)
             of_rows = scale[start // block :][: rows * -(-cols // block)].view(rows, -1)
-            options = {"table": levels, "group_size": block, "starts": starts, "order": "high_first"}
-            parts.append(decode_codes(mine, bits, cols, of_rows, dtype, **options).view(-1))  # type: ignore[arg-type]
-    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+            decode_codes(
+                mine, bits, cols, of_rows, dtype,
+                table=levels, group_size=block, starts=starts, order="high_first", out=place,
+            )  # fmt: skip
+    return out
 
 
 def block_numbers(values: StoredValues, of: Scales, first: int, count: int, groups: int, per_matrix: int) -> Tensor:

@@ -30,7 +30,7 @@ class Awq:
     stored: tuple[str, ...]
     groups: int
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         import torch
 
         from kbitq.ops.code_stream import decode_codes, unpack_codes
@@ -45,7 +45,7 @@ class Awq:
         zero = unpack_codes(points, BITS, self.groups, starts=word * (4 * self.groups), shifts=shifts, order="words")
         return decode_codes(
             codes, BITS, self.shape[1], scale, scale.dtype, zero=zero, group_size=-(-self.shape[1] // self.groups),
-            starts=word * (4 * self.shape[1]), shifts=shifts, order="words",
+            starts=word * (4 * self.shape[1]), shifts=shifts, order="words", out=out,
         )  # fmt: skip
 
 

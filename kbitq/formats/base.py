@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kbitq.errors import CheckpointError
 from kbitq.format import CONFIG_KEY, element_count, matrix_shape, tensor_nbytes
@@ -79,20 +79,13 @@ class ForeignWeight(Protocol):
     @property
     def stored(self) -> tuple[str, ...]: ...
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         """Rows ``[first_row, first_row + rows)`` of the weight's matrix (``matrix_of``), ``[rows, cols]``.
 
-        Exactly what the format's own package decodes them to, in ``dtype``. Raises CheckpointError for values that
+        Exactly what the format's own package decodes them to, in ``dtype``. ``out``, contiguous and of that shape and
+        dtype, is where they may be written: then ``out`` itself is returned. Raises CheckpointError for values that
         point outside the tensors.
         """
-
-
-@runtime_checkable
-class DecodesInto(Protocol):
-    """What a weight may have besides: decoding without a tensor in between."""
-
-    def decode_into(self, values: StoredValues, first_row: int, target: Tensor) -> None:
-        """Fill ``target``, uint8, with the bytes of whole rows from ``first_row`` on."""
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Bnb4:
     block: int
     nested: Nested | None
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         from kbitq.formats import affine
         from kbitq.ops.dtypes import TORCH_DTYPES
 
@@ -56,8 +56,11 @@ class Bnb4:
         data = values.raw(self.stored[0], start // 2, -(-(first + count - start) // 2))
         blocks = -(-(first + count - start) // self.block)
         scale, levels = self._scales(values, start // self.block, blocks), values.whole(self.stored[2])
-        out = affine.decode_flat(data, first + count - start, 4, scale, self.block, levels, TORCH_DTYPES[self.dtype])
-        return out[first - start :].view(rows, cols)
+        place = out.view(-1) if out is not None and start == first else None
+        decoded = affine.decode_flat(
+            data, first + count - start, 4, scale, self.block, levels, TORCH_DTYPES[self.dtype], place
+        )
+        return out if out is not None and place is not None else decoded[first - start :].view(rows, cols)
 
     def _scales(self, values: StoredValues, first: int, count: int) -> Tensor:
         """Scales of some blocks, float32 ``[count]``."""
@@ -83,13 +86,15 @@ class BnbInt8:
     scheme: str
     stored: tuple[str, ...]
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         from kbitq.formats.tables import table
         from kbitq.ops.code_stream import decode_codes
 
         codes = values.rows(self.stored[0], first_row, rows)
         scale = values.elements(self.stored[1], first_row, rows)
-        return decode_codes(codes, 8, self.shape[1], scale[:, None], scale.dtype, table=table("int8")).mul_(_OF_127)
+        return decode_codes(codes, 8, self.shape[1], scale[:, None], scale.dtype, table=table("int8"), out=out).mul_(
+            _OF_127
+        )
 
 
 def recognise(catalogue: Catalogue) -> Found:

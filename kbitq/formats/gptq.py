@@ -33,7 +33,7 @@ class Gptq:
     groups: int
     version: int
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         from kbitq.formats import affine
 
         stem = self.name.removesuffix("weight")
@@ -41,7 +41,7 @@ class Gptq:
         scale = values.columns(stem + "scales", first_row, rows)
         zero = self._zeros(values, stem + "qzeros", first_row, rows)
         groups = affine.Groups.given(values, self.stored[3:], self.groups, self.shape[1])
-        return affine.decode(codes, self.bits, self.shape[1], scale.t(), zero.t(), groups)
+        return affine.decode(codes, self.bits, self.shape[1], scale.t(), zero.t(), groups, out)
 
     def _zeros(self, values: StoredValues, name: str, first: int, count: int) -> Tensor:
         """Zero points of some columns, uint8 ``[groups, count]``."""

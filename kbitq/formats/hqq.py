@@ -58,54 +58,65 @@ class Hqq:
     height: int
     width: int
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         import torch
+
+        from kbitq.ops.dtypes import TORCH_DTYPES
 
         cols = matrix_shape(self.name, self.shape)[1]
         first, stop = first_row * cols, (first_row + rows) * cols
-        parts = []
-        for row, count, column, width in self._runs(first, stop):
-            parts.append(self._run(values, row, count, column, width).view(-1))
-        start = 0 if self.axis == 0 else first - first // self.width * self.width
-        return torch.cat(parts)[start : start + stop - first].view(rows, cols)
+        start = 0 if self.axis == 0 else first % self.width  # groups along the rows are decoded whole
+        runs = list(self._runs(first, stop))
+        count = sum(height * width for _, height, _, width in runs)
+        flat = out.view(-1) if out is not None and count == stop - first else None
+        place = torch.empty(count, dtype=TORCH_DTYPES[self.dtype]) if flat is None else flat
+        done = 0
+        for row, height, column, width in runs:
+            self._run(values, row, height, column, width, place[done : done + height * width])
+            done += height * width
+        return out if out is not None and flat is not None else place[start : start + stop - first].view(rows, cols)
 
     def _runs(self, first: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Codes [first, stop) as runs of one part: first row and rows, first column and columns."""
         row, last = first // self.width, -(-stop // self.width)
-        if self.axis == 0:  # rows are long: as much of each as is asked for
-            for at in range(row, last):
-                begin = max(first - at * self.width, 0)
-                yield at, 1, begin, min(stop - at * self.width, self.width) - begin
-            return
         step = -(-self.height // PACKINGS[self.packing].fields)
-        while row < last:  # whole groups
+        while row < last:
             end = min(last, (row // step + 1) * step)
-            yield row, end - row, 0, self.width
+            if self.axis == 0:  # rows are long: as much of the first and the last as is asked for
+                if row * self.width < first:
+                    end = row + 1
+                elif end * self.width > stop:
+                    end = max(end - 1, row + 1)
+                begin = max(first - row * self.width, 0)
+                yield row, end - row, begin, min(stop - row * self.width, self.width) - begin
+            else:
+                yield row, end - row, 0, self.width
             row = end
 
-    def _run(self, values: StoredValues, row: int, rows: int, column: int, cols: int) -> Tensor:
+    def _run(self, values: StoredValues, row: int, rows: int, column: int, cols: int, place: Tensor) -> None:
+        """Fill ``place`` with a run's values, an element each."""
         import torch
 
         from kbitq.ops.code_stream import decode_codes
 
         packing = PACKINGS[self.packing]
-        step = -(-self.height // packing.fields)
-        part, place = divmod(row, step)
-        start, count = place * self.width + column, (rows - 1) * self.width + cols
+        part, within = divmod(row, -(-self.height // packing.fields))
+        start, count = within * self.width + column, (rows - 1) * self.width + cols
         data = values.raw(self.stored[0], start * packing.size, count * packing.size)
         first, groups = (row, rows) if self.axis == 1 else (column, cols)
-        # Codes of a run follow one another at one shift, so they may be cut into other rows: of a size for threads.
-        length = rows * cols
-        count = rows if self.axis == 1 else cols
-        lines = next(n for n in (length // _LINE, 1) if n and count % n == 0)
-        scale, zero = (values.elements(name, first, groups).view(lines, -1) for name in self.stored[1:3])
-        starts = torch.arange(lines, dtype=torch.int64) * (length // lines * packing.size)
-        shifts = torch.full((lines,), packing.bits * (packing.fields - 1 - part), dtype=torch.int32)
-        order = "words" if packing.size == 4 else "bytes"
-        return decode_codes(
-            data, packing.bits, length // lines, scale, scale.dtype, zero=zero,
-            group_size=self.width if self.axis == 1 else 1,
-            starts=starts, shifts=shifts, order=order, round_each=True,
+        scale, zero = (values.elements(name, first, groups) for name in self.stored[1:3])
+        if self.axis == 1:
+            # Codes of a run follow one another at one shift, so they may be cut into other rows: of a size for threads.
+            lines = next(n for n in (rows * cols // _LINE, 1) if n and rows % n == 0)
+            size, starts = self.width, torch.arange(lines, dtype=torch.int64) * (rows * cols // lines)
+        else:
+            lines, size, starts = rows, 1, torch.arange(rows, dtype=torch.int64) * self.width
+        shape = (lines if self.axis == 1 else 1, -1)
+        decode_codes(
+            data, packing.bits, rows * cols // lines, scale.view(shape), scale.dtype, zero=zero.view(shape),
+            group_size=size, starts=starts * packing.size,
+            shifts=torch.full((lines,), packing.bits * (packing.fields - 1 - part), dtype=torch.int32),
+            order="words" if packing.size == 4 else "bytes", round_each=True, out=place.view(lines, -1),
         )  # fmt: skip
 
 

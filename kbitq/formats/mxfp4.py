@@ -28,11 +28,11 @@ class Mxfp4Experts:
     dtype: str = "BF16"
     scheme: str = "MXFP4"
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         import torch
 
-        _, cols, out = self.shape
-        decoded = torch.empty((rows, out), dtype=torch.bfloat16)
+        _, cols, width = self.shape
+        decoded = torch.empty((rows, width), dtype=torch.bfloat16) if out is None else out
         done = 0
         while done < rows:
             expert, first = divmod(first_row + done, cols)

@@ -48,7 +48,7 @@ class RowCodes:
     index: str = ""
     round_each: bool = False
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         import torch
 
         from kbitq.formats.tables import table
@@ -65,10 +65,12 @@ class RowCodes:
         if zero is None and self.offset:
             zero = torch.full_like(scale, self.offset)
         size, of_column = self._groups(values)
-        return decode_codes(
+        decoded = decode_codes(
             codes, self.bits, cols, scale, TORCH_DTYPES[self.dtype], table=table(self.table), zero=zero, bias=bias,
             group_size=size, group_of=of_column, round_each=self.round_each,
-        ).view(rows, wide)  # fmt: skip
+            out=None if out is None else out.view(count, cols),
+        )  # fmt: skip
+        return decoded.view(rows, wide) if out is None else out
 
     def _groups(self, values: StoredValues) -> tuple[int, Tensor | None]:
         from kbitq.formats import affine

@@ -75,6 +75,7 @@ def decode_codes(
     shifts: Tensor | None = None,
     order: str = "stream",
     round_each: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``(table[code] - zero) * scale + bias`` by group of columns, computed in float32: ``[rows, cols]`` of ``dtype``.
 
@@ -82,11 +83,11 @@ def decode_codes(
         data: as in :func:`unpack_codes`, and so are ``bits``, ``cols``, ``starts``, ``shifts`` and ``order``.
         bits: of a code.
         cols: codes of a row.
-        scale: float32 ``[rows, groups]``.
+        scale: float32 ``[rows, groups]``, or ``[1, groups]`` for all rows; ``zero`` and ``bias`` are of the same shape.
         dtype: float32, bfloat16 or float16: what the result is rounded to.
         table: float32 ``[2^bits]``; None: a code stands for itself.
-        zero: float32 ``[rows, groups]``, or None.
-        bias: float32 ``[rows, groups]``, or None.
+        zero: float32, or None.
+        bias: float32, or None.
         group_size: columns of a group; 0: as many as there are.
         phase: columns of the first group that lie before the first column.
         group_of: int32 ``[cols]``, the group of each column, instead of ``group_size``.
@@ -94,12 +95,14 @@ def decode_codes(
         shifts: where a row's codes are in each field.
         order: of the codes.
         round_each: round after every operation, as ``dtype``'s own arithmetic does, and not once at the end.
+        out: ``[rows, cols]`` of ``dtype``, contiguous: where the result goes; None: into a new tensor.
 
     Raises:
         ValueError: an argument does not fit; the message names it.
     """
     raw, starts = _rows(data, starts)
-    out = torch.empty((len(starts), cols), dtype=dtype)
+    if out is None:
+        out = torch.empty((len(starts), cols), dtype=dtype)
     core.decode_codes(
         raw, starts, shifts, _f32(table), scale.float().contiguous(), _f32(zero), _f32(bias), group_of,
         group_size or max(cols, 1), phase, out, bits, order, round_each, torch.get_num_threads(),

@@ -3,20 +3,30 @@
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
-from helpers.program import Kbitq, in_this_process, save_tiny
+from helpers.program import Kbitq, Result, tiny_tensors
+from kbitq.cli.main import run
 
 
 @pytest.fixture
 def kbitq(capsys: pytest.CaptureFixture[str]) -> Kbitq:
     """``kbitq("quantize", path, "--k", 3)`` in this process."""
-    return in_this_process(capsys)
+
+    def call(*arguments: object) -> Result:
+        code = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A one-file checkpoint of ``tiny_tensors``."""
-    return save_tiny(tmp_path)
+    path = tmp_path / "tiny.safetensors"
+    save_file(tiny_tensors(), path)
+    return path
 
 
 @pytest.fixture

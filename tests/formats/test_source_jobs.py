@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from formats.reading import decoded, write_folder
 from helpers.checkpoints import bytes_of
+from helpers.gguf_file import f32, finite_blocks, gguf_bytes
 from kbitq.checkpoint import QuantizeOptions, choose, plan_quantize, run
 from kbitq.checkpoint.passes import journal
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.storage import ByteFile, LocalFolderStorage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose.knapsack import Budget
+from kbitq.format.ggml_types import BY_NAME
 from kbitq.ops.code_stream import pack_codes
 
 ROWS, COLS, GROUP = 384, 512, 64
@@ -36,11 +40,27 @@ def gptq_folder(place: Path) -> Path:
     return write_folder(place, tensors, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {})
 
 
+def gguf_file(place: Path) -> Path:
+    """Two weights, the rows of one in llama.cpp's order, and a norm."""
+    metadata = {"general.architecture": "llama", "llama.attention.head_count": 4}
+    tensors = {"output_norm.weight": f32(np.ones(COLS))}
+    for name, kind in (("blk.0.attn_q.weight", "Q4_K"), ("blk.1.ffn_up.weight", "Q6_K")):
+        raw = finite_blocks(kind, ROWS * COLS // BY_NAME[kind].values)
+        tensors[name] = (kind, (ROWS, COLS), raw.tobytes())
+    place.mkdir()
+    (place / "m.gguf").write_bytes(gguf_bytes(metadata, tensors))
+    return place / "m.gguf"
+
+
+@pytest.mark.parametrize("make", [gptq_folder, gguf_file], ids=["GPTQ", "GGUF"])
 @pytest.mark.parametrize("calls", [3, 9, 20])
-def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    source, seen = gptq_folder(tmp_path / "m"), 0
+def test_killed_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, make: Callable[[Path], Path]
+) -> None:
+    source, seen = make(tmp_path / "m"), 0
     monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
-    options = QuantizeOptions(k=3, max_memory=1, exclude=("model.b*",))  # one that is quantized, one that is copied
+    # One that is quantized, one that is copied.
+    options = QuantizeOptions(k=3, max_memory=1, exclude=("model.b*" if source.is_dir() else "*.1.*",))
 
     def stop(progress: object) -> None:
         nonlocal seen

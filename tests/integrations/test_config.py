@@ -1,13 +1,14 @@
 """``KbitqConfig``: each documented use in a process of its own, and options that there are not."""
 
 import json
+import subprocess
+import sys
 import textwrap
 
 import pytest
 import torch
 
 import kbitq
-from helpers import fresh
 from helpers.small_models import auto_class
 from kbitq.errors import OptionError
 
@@ -27,12 +28,6 @@ USES = {
 }  # fmt: skip
 
 
-STRICT = """import warnings
-warnings.simplefilter("error")
-warnings.filterwarnings("ignore", "You passed `quantization_config`", UserWarning)
-"""
-
-
 @pytest.mark.parametrize("use", USES)
 def test_a_use_as_documented_in_a_fresh_process(use: str, folders) -> None:
     source, folder = folders("llama", 3)
@@ -41,7 +36,8 @@ def test_a_use_as_documented_in_a_fresh_process(use: str, folders) -> None:
         up = model.model.layers[0].mlp.up_proj
         print(type(up).__name__, getattr(up, "k", None), model.dtype)
     """)
-    done = fresh.run("-c", STRICT + code)
+    command = [sys.executable, "-W", "error", "-W", "ignore:You passed `quantization_config`:UserWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [*(["Linear", "None"] if "decoded" in use else ["KbitLinear", "3"]), "torch.bfloat16"]
 

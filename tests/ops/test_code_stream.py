@@ -43,6 +43,23 @@ def test_bits_above_a_code_are_left_out() -> None:
     assert pack_codes(torch.tensor([[0xFF, 0x10]], dtype=torch.uint8), 4).tolist() == [[0x0F]]
 
 
+@pytest.mark.parametrize("group_size", [1, 7, 64])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("round_each", [False, True])
+def test_one_row_of_parameters_is_for_all_rows(group_size: int, bias: bool, round_each: bool) -> None:
+    codes, groups = random_codes(4, 5, 300), -(-300 // group_size)
+    scale, zero = torch.rand(1, groups) * 0.01, torch.rand(1, groups) * 15
+    parameters = {"zero": zero, **({"bias": zero} if bias else {})}
+    stream, dtype = pack_codes(codes, 4), torch.float16
+    out = torch.empty(5, 300, dtype=dtype)
+    options = {"group_size": group_size, "round_each": round_each}
+    assert decode_codes(stream, 4, 300, scale, dtype, **parameters, **options, out=out) is out
+    each = {name: value.expand(5, -1).contiguous() for name, value in parameters.items()}
+    assert out.equal(decode_codes(stream, 4, 300, scale.expand(5, -1), dtype, **each, **options))
+    with pytest.raises(ValueError, match="zero"):
+        decode_codes(stream, 4, 300, scale, dtype, **{**parameters, "zero": each["zero"]}, **options)
+
+
 def test_high_half_first() -> None:
     data = torch.tensor([[0x12, 0x3F]], dtype=torch.uint8)
     assert unpack_codes(data, 4, 4, order="high_first").tolist() == [[1, 2, 3, 15]]

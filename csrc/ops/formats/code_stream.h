@@ -50,6 +50,7 @@ struct DecodeCodesArgs {
     const float* zero;   // [rows, groups] or null
     const float* bias;   // [rows, groups] or null
     int64_t groups;
+    int64_t stride;           // from a row of these three to the next: groups, or 0 where all rows share one
     const int32_t* group_of;  // [cols] or null
     int64_t group_size, phase;
     bool round_each;

@@ -152,23 +152,60 @@ inline void look_up(const float* table, const uint8_t* codes, int count, float* 
     for (int i = 0; i < count; ++i) v[i] = table[codes[i]];
 }
 
+// Calls body(i, stop, group) for runs of codes [c, c + count) that are of one group, numbered from c.
+template <typename Body>
+inline void for_runs(const DecodeCodesArgs& a, int64_t c, int count, Body body) {
+    int64_t group = (c + a.phase) / a.group_size, left = a.group_size - (c + a.phase) % a.group_size;
+    for (int i = 0; i < count; ++group, left = a.group_size) {
+        const int stop = left < count - i ? i + static_cast<int>(left) : count;
+        body(i, stop, group);
+        i = stop;
+    }
+}
+
 // One operation over codes [c, c + count) of a row: v = op(v, parameter of its group).
 template <typename Op>
 inline void by_group(const DecodeCodesArgs& a, const float* of_row, int64_t c, int count, float* v, Op op) {
     if (a.group_of) {
         for (int i = 0; i < count; ++i) v[i] = op(v[i], of_row[a.group_of[c + i]]);
-        return;
-    }
-    if (a.group_size == 1) {
+    } else if (a.group_size == 1) {
         for (int i = 0; i < count; ++i) v[i] = op(v[i], of_row[c + i]);
-        return;
+    } else {
+        for_runs(a, c, count, [=](int i, int stop, int64_t group) {
+            const float of_group = of_row[group];
+            for (; i < stop; ++i) v[i] = op(v[i], of_group);
+        });
     }
-    const float* parameter = of_row + (c + a.phase) / a.group_size;
-    int64_t left = a.group_size - (c + a.phase) % a.group_size;
-    for (int i = 0; i < count; ++parameter, left = a.group_size) {
-        const int stop = left < count - i ? i + static_cast<int>(left) : count;
-        const float of_group = *parameter;
-        for (; i < stop; ++i) v[i] = op(v[i], of_group);
+}
+
+// v = (code - zero) * scale, two operations for each code while it is at hand.
+inline void scale_codes(const DecodeCodesArgs& a, const float* scale, const float* zero, int64_t c, int count,
+                        const uint8_t* codes, float* v) {
+    if (a.group_of) {
+        const int32_t* const group = a.group_of + c;
+        for (int i = 0; i < count; ++i) v[i] = (static_cast<float>(codes[i]) - zero[group[i]]) * scale[group[i]];
+    } else if (a.group_size == 1) {
+        for (int i = 0; i < count; ++i) v[i] = (static_cast<float>(codes[i]) - zero[c + i]) * scale[c + i];
+    } else {
+        for_runs(a, c, count, [=](int i, int stop, int64_t group) {
+            const float z = zero[group], s = scale[group];
+            for (; i < stop; ++i) v[i] = (static_cast<float>(codes[i]) - z) * s;
+        });
+    }
+}
+
+// (v - zero) * scale + bias, an operation after another, each rounded to D if that is asked for.
+template <DType D>
+inline void apply_each(const DecodeCodesArgs& a, int64_t row, int64_t c, int count, float* v) {
+    const int64_t at = row * a.stride;
+    if (a.zero) {
+        by_group(a, a.zero + at, c, count, v, [](float x, float z) { return x - z; });
+        if (a.round_each) settle<D>(v, count);
+    }
+    by_group(a, a.scale + at, c, count, v, [](float x, float s) { return x * s; });
+    if (a.bias) {
+        if (a.round_each) settle<D>(v, count);
+        by_group(a, a.bias + at, c, count, v, [](float x, float b) { return x + b; });
     }
 }
 
@@ -176,20 +213,17 @@ template <DType D>
 void decode_row(const DecodeCodesArgs& a, int64_t row) {
     const int64_t cols = a.codes.cols;
     Stored<D>* const out = static_cast<Stored<D>*>(a.out) + row * cols;
+    const bool at_once = a.zero && !a.table && !a.bias && !a.round_each;
     uint8_t codes[kRun + 8];
     float v[kRun];
     for (int64_t c = 0; c < cols; c += kRun) {
         const int count = static_cast<int>(cols - c < kRun ? cols - c : kRun);
         take(a.codes, row, c, count, codes);
-        look_up(a.table, codes, count, v);
-        if (a.zero) {
-            by_group(a, a.zero + row * a.groups, c, count, v, [](float x, float z) { return x - z; });
-            if (a.round_each) settle<D>(v, count);
-        }
-        by_group(a, a.scale + row * a.groups, c, count, v, [](float x, float s) { return x * s; });
-        if (a.bias) {
-            if (a.round_each) settle<D>(v, count);
-            by_group(a, a.bias + row * a.groups, c, count, v, [](float x, float b) { return x + b; });
+        if (at_once) {
+            scale_codes(a, a.scale + row * a.stride, a.zero + row * a.stride, c, count, codes, v);
+        } else {
+            look_up(a.table, codes, count, v);
+            apply_each<D>(a, row, c, count, v);
         }
         round_run<D>(v, count, out + c);
     }

@@ -19,7 +19,7 @@ from kbitq.checkpoint.source.open_files import OpenFiles
 from kbitq.checkpoint.source.spans import Span, spans
 from kbitq.checkpoint.source.stored_values import TensorValues
 from kbitq.format import BLOCK, matrix_shape, stored_dtype
-from kbitq.formats.base import DecodesInto, ForeignWeight, matrix_of
+from kbitq.formats.base import ForeignWeight, matrix_of
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 _BAND_TILES = 1  # of a matrix in another format that is read by columns
@@ -62,13 +62,13 @@ class TileReader:
         self._files.close()
 
     def spans(
-        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None, together: int = 1
+        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None
     ) -> Iterator[Span]:
         """The spans of a tensor's matrix that fit a tile, from element ``start`` on; ``cut``: where rows may be cut.
 
-        ``stop_row`` is the row to end before; None: all rows. ``together``: rows that stay in one span.
+        ``stop_row`` is the row to end before; None: all rows.
         """
-        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut, stop_row, together)
+        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut, stop_row)
 
     def matrix_spans(
         self,
@@ -78,19 +78,18 @@ class TileReader:
         start: int = 0,
         cut: int = BLOCK,
         stop_row: int | None = None,
-        together: int = 1,
     ) -> Iterator[Span]:
         """The same for a tensor that is not stored as such."""
         rows, cols = matrix_shape(name, shape)
         last = rows if stop_row is None else stop_row
-        return spans(last, cols, self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut, together)
+        return spans(last, cols, self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut)
 
     def matrix_pieces(
-        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None, together: int = 1
+        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None
     ) -> Iterator[Piece]:
         """A tensor as spans of its matrix, from element ``start`` on, up to ``stop_row``."""
         size = tensor.stored_bits // 8
-        for span in self.spans(tensor, start, cut, stop_row, together):
+        for span in self.spans(tensor, start, cut, stop_row):
             yield Piece(tensor, span.first_element * size, span.numel * size, span)
 
     def byte_pieces(self, tensor: SourceTensor, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
@@ -156,19 +155,20 @@ class TileReader:
     def _decode_into(self, tensor: SourceTensor, weight: ForeignWeight, start: int, target: torch.Tensor) -> None:
         """Fill ``target`` with bytes of a decoded weight: its rows that they lie in are decoded."""
         rows, cols = matrix_of(weight)
-        row_bytes = cols * stored_dtype(tensor.dtype).bits // 8
+        dtype = TORCH_DTYPES[tensor.dtype]
+        row_bytes = cols * dtype.itemsize
         done, limit = 0, max(1, self.tile_bytes // max(row_bytes, 1))
         while done < target.numel():
             first, within = divmod(start + done, row_bytes)
             whole = 0 if within else min((target.numel() - done) // row_bytes, limit, rows - first)
-            if whole and isinstance(weight, DecodesInto):
-                weight.decode_into(self._values_of(tensor), first, target[done : done + whole * row_bytes])
-                done += whole * row_bytes
-                continue
-            wanted = min(-(-(within + target.numel() - done) // row_bytes), limit, rows - first)
-            decoded = weight.decode(self._values_of(tensor), first, wanted).contiguous().view(-1).view(torch.uint8)
+            wanted = whole or min(-(-(within + target.numel() - done) // row_bytes), limit, rows - first)
             count = min(wanted * row_bytes - within, target.numel() - done)
-            target[done : done + count].copy_(decoded[within : within + count])
+            part, place = target[done : done + count], None
+            if whole and part.data_ptr() % dtype.itemsize == 0:
+                place = part.view(dtype).view(whole, cols)
+            decoded = weight.decode(self._values_of(tensor), first, wanted, place)
+            if decoded is not place:
+                part.copy_(decoded.contiguous().view(-1).view(torch.uint8)[within : within + count])
             done += count
 
     def _values_of(self, tensor: SourceTensor) -> TensorValues:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kbitq.format import stored_dtype
 from kbitq.format.ggml_types import BY_NAME, GgmlType
-from kbitq.formats.base import Catalogue, Found, StoredValues, matrix_of
+from kbitq.formats.base import Catalogue, Found, StoredValues
 from kbitq.formats.gguf.names import Named
 
 if TYPE_CHECKING:
@@ -37,24 +36,16 @@ class GgufWeight:
     less: int
     transposed: bool
 
-    def decode(self, values: StoredValues, first_row: int, rows: int) -> Tensor:
-        if self.transposed:
-            return self._columns(values, first_row, rows)
-        if self.heads:
-            return self._values(self._permuted(values, first_row, rows))
-        return self._values(self._rows(values, first_row, rows))
-
-    def decode_into(self, values: StoredValues, first_row: int, target: Tensor) -> None:
-        import torch
-
+    def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         from kbitq.ops import gguf
 
-        rows = target.numel() // (matrix_of(self)[1] * stored_dtype(self.dtype).bits // 8)
-        if self.type.plain is not None or self.less or self.transposed:
-            target.copy_(self.decode(values, first_row, rows).contiguous().view(-1).view(torch.uint8))
-            return
-        read = self._permuted if self.heads else self._rows
-        gguf.dequantize_into(read(values, first_row, rows), self.type.name, target.view(torch.float32))
+        if self.transposed:
+            return self._columns(values, first_row, rows)
+        raw = (self._permuted if self.heads else self._rows)(values, first_row, rows)
+        if out is None or self.type.plain is not None or self.less:
+            return self._values(raw)
+        gguf.dequantize_into(raw, self.type.name, out.view(-1))
+        return out
 
     def _rows(self, values: StoredValues, first: int, count: int) -> Tensor:
         return values.rows(self.stored[0], first, count)
