@@ -160,12 +160,19 @@ def measure(data: dict[str, Any], tool: Measure, again: Iterable[str]) -> None:
                 known[wish] = tool.point(series, wish)
                 told = known[wish]
                 print(
-                    f"{series.name:14} {wish:12} {told['bits']:.3f} {told['perplexity']:.3f} {told['divergence']:.5f}"
+                    f"{series.name:14} {wish:12} {told['bits']:.3f} {told['perplexity']:.3f} {told['divergence']:.5f}",
+                    flush=True,
                 )
-        wanted = [known[wish] for wish in series.wishes] or list(known.values())
-        data["series"][series.name] = sorted(wanted, key=lambda p: (p["bits"], p["label"]))
-        data["series"] = {s.name: data["series"][s.name] for s in SERIES if s.name in data["series"]}
-        DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+                save(data, series, known)
+        save(data, series, known)
+
+
+def save(data: dict[str, Any], series: Series, known: dict[str, Point]) -> None:
+    """Writes what is known of a series into ``data``, and ``data`` into its file."""
+    wanted = [known[wish] for wish in series.wishes if wish in known] or list(known.values())
+    data["series"][series.name] = sorted(wanted, key=lambda p: (p["bits"], p["label"]))
+    data["series"] = {s.name: data["series"][s.name] for s in SERIES if s.name in data["series"]}
+    DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def table(data: dict[str, Any]) -> str:

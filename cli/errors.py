@@ -68,6 +68,7 @@ _REMEDIES = {
     "plan-again": "kbitq plan SRC -o OUT --save PLAN, with the options of this one, makes a plan again",
     "quantize": "kbitq quantize {path} --k 3",
     "ray-start": "ray start --head starts one here, ray start --address=HEAD:6379 joins it",
+    "rows-memory": "allow more with --max-memory, or choose a format whose scales are for one row",
     "start-over": "repeat that run to finish it, or use --force to start over",
     "stream-short": "run it again, which goes on where it stopped; or leave --stream away",
     "tokens": "give a text in UTF-8; token ids are for --tokens",

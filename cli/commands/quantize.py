@@ -129,7 +129,8 @@ def _on_cluster(plan: Plan, request: Request, publishing: Publishing, machines: 
             raise typer.BadParameter("--push and --write-recipe need the output, which Slurm makes later.")
         _print_script(plan, machines)
         return None
-    from kbitq.cluster.ray_launcher import RayOptions, quantize_on_ray
+    from kbitq.cluster.ray_launcher import quantize_on_ray
+    from kbitq.cluster.ray_nodes import RayOptions
 
     if request.write_recipe is not None:
         check_recipe_file(plan, request.write_recipe)

@@ -58,10 +58,11 @@ ScaleBlock = Annotated[
 Format = Annotated[
     str,
     typer.Option(
-        metavar="kbitq|compressed-tensors|int8|fp8|bnb-nf4",
+        metavar="kbitq|compressed-tensors|int8|fp8|fp8-block|gptq|bnb-nf4|bnb-nf4-double",
         parser=parsing.output_format,
         help="The format of the output. Those of other tools are loaded by vLLM and transformers without kbitq: "
-        "weights of 4 or 8 bits; weights and activations of 8 bits, integers or FP8; NF4 of bitsandbytes.",
+        "weights of 4 or 8 bits (gptq too); weights and activations of 8 bits, integers or FP8; NF4 of bitsandbytes, "
+        "with scales that are quantized too (double).",
     ),
 ]
 Group = Annotated[
@@ -70,7 +71,7 @@ Group = Annotated[
         metavar="N|channel",
         parser=parsing.group,
         show_default="128",
-        help="With --format compressed-tensors: columns that share a scale, or channel for one scale a row.",
+        help="With --format compressed-tensors or gptq: columns that share a scale, or channel for one scale a row.",
     ),
 ]
 Importance = Annotated[

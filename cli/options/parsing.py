@@ -107,6 +107,17 @@ def group(text: str) -> str:
     return f"g{found}"
 
 
+def check_codec(name: str, group: str) -> None:
+    """Raise BadParameter for a group that a format does not have."""
+    from kbitq.codecs.base import get_codec
+    from kbitq.errors import CodecError
+
+    try:
+        get_codec(name)
+    except CodecError:
+        raise typer.BadParameter(f"there are no groups of {group[1:]} columns in this format.") from None
+
+
 def ks(text: str) -> tuple[int, ...]:
     """'2,3,4' -> (2, 3, 4): ascending, each once."""
     return tuple(sorted({_k(part.strip()) for part in text.split(",")}))

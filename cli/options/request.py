@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kbitq.choose.knapsack import Budget
     from kbitq.choose.recipe import Recipe
 
-GROUPED_FORMAT = "compressed-tensors"
-ONLY_K = {"int8": 8, "fp8": 8, "bnb-nf4": 4}
+GROUPED_FORMATS = ("compressed-tensors", "gptq")
+ONLY_K = {"int8": 8, "fp8": 8, "fp8-block": 8, "bnb-nf4": 4, "bnb-nf4-double": 4}
 """Formats that have one K, which need not be said."""
 
 _DEFAULTED = "DEFAULT"  # name of the source of a parameter that was not given
@@ -99,14 +99,15 @@ def options_of(request: Request, context: typer.Context, kl: float | None = None
 def _settle_format(given: dict[str, Any]) -> None:
     """The codec, and the K where the format has only one, that --format and --group come to."""
     wanted, group = given["format"], given["group"]
-    if group and wanted != GROUPED_FORMAT:
-        raise typer.BadParameter(f"--group goes with --format {GROUPED_FORMAT}.")
+    if group and wanted not in GROUPED_FORMATS:
+        raise typer.BadParameter(f"--group goes with --format {' or '.join(GROUPED_FORMATS)}.")
     if wanted == QUANT_METHOD:
         return
     if given["codec"] != DEFAULT_CODEC or given["write_recipe"] is not None:
         other = "--codec" if given["codec"] != DEFAULT_CODEC else "--write-recipe"
         raise typer.BadParameter(f"{other} is for kbitq's own format, not for --format {wanted}.")
     given["codec"] = f"{wanted}-{group}" if group else wanted
+    parsing.check_codec(given["codec"], group)
     if given["k"] is None and wanted in ONLY_K:
         given["k"] = ONLY_K[wanted]
 

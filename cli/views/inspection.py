@@ -31,6 +31,8 @@ class Look:
 
 
 _HOW = ("codec", "scale", "codebook")  # a row without a codec has the default one
+_GUIDES = {"calibrated": "by error feedback with the statistics", "importance": "by weights of their columns from"}
+_FINGERPRINT = 12  # digits of it that are shown
 
 
 def show(report: InspectReport, sort: str, ks: Sequence[int], look: Look) -> None:
@@ -142,8 +144,19 @@ def _overall(report: InspectReport) -> list[Any]:
     same = ", ".join(f"{key} {told[key]}" for key in _HOW if key not in mixed and key in told)
     if same:
         lines.append(("chosen by", same))
+    lines += [line for key in _GUIDES for line in _guided(report, key)]
     lines += summary.sqnr(report.totals)
     return [summary.verdicts(report.tensors), "", facts(lines)]
+
+
+def _guided(report: InspectReport, key: str) -> list[tuple[str, str]]:
+    """How many tensors were quantized with a calibration, or with importance, and its fingerprint."""
+    rows: list[Mapping[str, Any]] = [row for row in report.tensors if row["verdict"] == "quantized"]
+    found = [str(row[key]) for row in rows if key in row]
+    if not found:
+        return []
+    count = "all tensors" if len(found) == len(rows) else f"{len(found)} of {len(rows)} tensors"
+    return [(key, f"{count}, {_GUIDES[key]} {found[0][:_FINGERPRINT]}...")]
 
 
 def foreseen(rows: Sequence[Row], ks: Sequence[int]) -> Table:

@@ -12,21 +12,15 @@ namespace {
 template <int K>
 class PlanesDecoder {
   public:
-    explicit PlanesDecoder(const float* codebook) {
-        for (int i = 0; i < (1 << K); ++i) levels_[i] = codebook[i];
-        for (int i = 1 << K; i < kTablePadding; ++i) levels_[i] = 0.0f;
-    }
+    explicit PlanesDecoder(const float* codebook) : levels_(codebook) {}
 
     template <Order kOrder>
     [[gnu::always_inline]] inline void decode_block(F (&level)[kVectors], const uint32_t* words) const {
-        I index[kVectors];
-        if constexpr (kOrder == Order::row) unpack<K>(index, words);
-        if constexpr (kOrder == Order::interleaved) unpack_interleaved<K>(index, words);
-        for (int q = 0; q < kVectors; ++q) level[q] = lookup<(1 << K)>(levels_, index[q]);
+        levels_.template look_up<kOrder == Order::interleaved>(level, words);
     }
 
   private:
-    alignas(64) float levels_[(1 << K) < kTablePadding ? kTablePadding : (1 << K)];
+    BlockTable<K> levels_;
 };
 
 // The search for an index settles one bit a step, most significant first, so its compare masks are the block's plane

@@ -74,12 +74,10 @@ inline I or_where(I index, M m, int bit) {
     return _mm256_or_si256(index, _mm256_and_si256(_mm256_castps_si256(m), _mm256_set1_epi32(bit)));
 }
 
-// The 32 indices of a block as bytes, element i in byte i: each plane's word is spread to bytes, its bit tested there.
+// The 32 indices of a block as bytes: each plane's word is spread to bytes, its bit tested there. Byte p of the result
+// is of the element whose byte of the word is `own_byte` and whose bit of that byte is `own_bit`.
 template <int K>
-inline I unpack_bytes(const uint32_t* words) {
-    const I own_byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3,
-                                        3, 3, 3, 3, 3);
-    const I own_bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+[[gnu::always_inline]] inline I unpack_bytes(const uint32_t* words, I own_byte, I own_bit) {
     I bytes = _mm256_setzero_si256();
     for (int j = 0; j < K; ++j) {
         const I spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(words[j])), own_byte);
@@ -87,6 +85,14 @@ inline I unpack_bytes(const uint32_t* words) {
         bytes = _mm256_or_si256(bytes, _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(1 << j))));
     }
     return bytes;
+}
+
+// Element i in byte i.
+template <int K>
+inline I unpack_bytes(const uint32_t* words) {
+    const I own_byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3,
+                                        3, 3, 3, 3, 3);
+    return unpack_bytes<K>(words, own_byte, _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull)));
 }
 
 // Indices of a block from its K plane words, in order: lane i of vector v is element 8v + i.
@@ -120,6 +126,101 @@ inline F lookup(const float* table, I index) {
     }
 }
 inline F permute(F table, I index) { return _mm256_permutevar8x32_ps(table, index); }
+
+// A table of 2^K floats, looked up for the 32 indices that the K plane words of a block hold.
+//
+// From 16 entries on the four bytes of a float are looked up each by itself, 32 of them an instruction and 16 entries
+// at a time, and then put together:
+//
+//     index           p0 p1 p2 p3 p4 ...                a byte each
+//     byte 0 of each  a0 a1 a2 a3 a4 ...   }  a0 b0 a1 b1 ...  }
+//     byte 1          b0 b1 b2 b3 b4 ...   }                   }  a0 b0 c0 d0 a1 b1 c1 d1 ...
+//     byte 2          c0 c1 c2 c3 c4 ...   }  c0 d0 c1 d1 ...  }
+//     byte 3          d0 d1 d2 d3 d4 ...   }
+//
+// Those last steps take the bytes of each half of a vector in fours, 0 to 3 of both halves first, so the indices are
+// laid out for the order in which the floats are wanted.
+template <int K>
+class BlockTable {
+  public:
+    explicit BlockTable(const float* table) {
+        if constexpr (kBytes) {
+            for (int i = 0; i < (1 << K); ++i) {
+                uint8_t bytes[4];
+                __builtin_memcpy(bytes, table + i, sizeof bytes);
+                for (int b = 0; b < 4; ++b) {  // once for each half of a vector
+                    uint8_t* at = bytes_[i / kChunk][b] + i % kChunk;
+                    at[0] = at[kChunk] = bytes[b];
+                }
+            }
+        } else {
+            for (int i = 0; i < kLanes; ++i) floats_[i] = i < (1 << K) ? table[i] : 0.0f;
+        }
+    }
+
+    template <bool kInterleaved>
+    [[gnu::always_inline]] inline void look_up(F (&value)[kVectors], const uint32_t* words) const {
+        if constexpr (kBytes) {
+            look_up_bytes(value, kInterleaved ? interleaved_bytes(words) : row_bytes(words));
+        } else {
+            I index[kVectors];
+            if constexpr (kInterleaved) unpack_interleaved<K>(index, words);
+            if constexpr (!kInterleaved) unpack<K>(index, words);
+            for (int v = 0; v < kVectors; ++v) value[v] = lookup<(1 << K)>(floats_, index[v]);
+        }
+    }
+
+  private:
+    static constexpr bool kBytes = K >= 4;
+    static constexpr int kChunk = 16;  // entries of a table of bytes that one instruction looks up
+    static constexpr int kChunks = kBytes ? (1 << K) / kChunk : 1;
+
+    // So that lane i of vector v is element kLanes * v + i.
+    static inline I row_bytes(const uint32_t* words) {
+        const I own_byte = _mm256_set1_epi64x(0x0101010100000000ll);
+        const I later = _mm256_setr_epi64x(0, 0x0202020202020202ll, 0, 0x0202020202020202ll);
+        const I own_bit = _mm256_setr_epi64x(0x0804020108040201ll, 0x0804020108040201ll,
+                                             static_cast<long long>(0x8040201080402010ull),
+                                             static_cast<long long>(0x8040201080402010ull));
+        return unpack_bytes<K>(words, _mm256_add_epi8(own_byte, later), own_bit);
+    }
+
+    // So that lane i of vector v is element kVectors * i + v.
+    static inline I interleaved_bytes(const uint32_t* words) {
+        const I own_byte =
+            _mm256_setr_epi64x(0x0101000001010000ll, 0x0101000001010000ll, 0x0303020203030202ll, 0x0303020203030202ll);
+        const I own_bit = _mm256_setr_epi64x(0x2002200210011001ll, static_cast<long long>(0x8008800840044004ull),
+                                             0x2002200210011001ll, static_cast<long long>(0x8008800840044004ull));
+        return unpack_bytes<K>(words, own_byte, own_bit);
+    }
+
+    [[gnu::always_inline]] inline void look_up_bytes(F (&value)[kVectors], I index) const {
+        I byte[4];
+        for (int c = 0; c < kChunks; ++c) {
+            // Indices of other chunks get the high bit, for which the instruction gives 0.
+            const I within =
+                kChunks == 1 ? index
+                             : _mm256_adds_epu8(_mm256_sub_epi8(index, _mm256_set1_epi8(static_cast<char>(kChunk * c))),
+                                                _mm256_set1_epi8(0x70));
+            for (int b = 0; b < 4; ++b) {
+                const I found =
+                    _mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const I*>(bytes_[c][b])), within);
+                byte[b] = c == 0 ? found : _mm256_or_si256(byte[b], found);
+            }
+        }
+        const I low01 = _mm256_unpacklo_epi8(byte[0], byte[1]), high01 = _mm256_unpackhi_epi8(byte[0], byte[1]);
+        const I low23 = _mm256_unpacklo_epi8(byte[2], byte[3]), high23 = _mm256_unpackhi_epi8(byte[2], byte[3]);
+        value[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(low01, low23));
+        value[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(low01, low23));
+        value[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(high01, high23));
+        value[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(high01, high23));
+    }
+
+    union {
+        alignas(64) float floats_[kLanes];
+        alignas(64) uint8_t bytes_[kChunks][4][2 * kChunk];
+    };
+};
 
 inline F load_bf16(const uint16_t* p) {
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

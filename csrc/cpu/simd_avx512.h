@@ -120,6 +120,27 @@ template <int N>
 }
 inline F permute(F table, I index) { return _mm512_permutexvar_ps(index, table); }
 
+// A table of 2^K floats, looked up for the 32 indices that the K plane words of a block hold.
+template <int K>
+class BlockTable {
+  public:
+    explicit BlockTable(const float* table) {
+        for (int i = 0; i < kEntries; ++i) table_[i] = i < (1 << K) ? table[i] : 0.0f;
+    }
+
+    template <bool kInterleaved>
+    [[gnu::always_inline]] inline void look_up(F (&value)[kVectors], const uint32_t* words) const {
+        I index[kVectors];
+        if constexpr (kInterleaved) unpack_interleaved<K>(index, words);
+        if constexpr (!kInterleaved) unpack<K>(index, words);
+        for (int v = 0; v < kVectors; ++v) value[v] = lookup<(1 << K)>(table_, index[v]);
+    }
+
+  private:
+    static constexpr int kEntries = (1 << K) < kLanes ? kLanes : (1 << K);
+    alignas(64) float table_[kEntries];
+};
+
 inline F load_bf16(const uint16_t* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));

@@ -202,7 +202,7 @@ class Statistics:
             where = f"{folder}/{SUMMARY_FILE}"
             summary = parse_summary(parse_json_object(read_all(files.storage, SUMMARY_FILE, _MOST_BYTES), where), where)
         except CheckpointError as error:
-            raise CalibrationError(str(error), hint=error.hint) from None
+            raise CalibrationError(str(error), hint="copy the folder again, or make the statistics again") from None
         for entry in summary.entries:
             _check_stored(files, entry)
         return cls(folder, files, summary)

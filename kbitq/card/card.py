@@ -10,7 +10,7 @@ from typing import Any
 from kbitq.card import front_matter
 from kbitq.card.command import command_of, is_repository
 from kbitq.card.markdown import code, fenced, inline, number, size, table
-from kbitq.card.usage import HERE, usage
+from kbitq.card.usage import HERE, usage, usage_elsewhere
 
 _KINDS = (
     # The part of a name that says what kind of layer a tensor is, in the order of the table.
@@ -74,11 +74,25 @@ def model_card(
         front_matter.merged(fields, repository),
         f"# {inline(title or _title(source, quantized))}\n",
         _summary(subject, quantized, source),
-        "## Use\n\n" + usage(place, subject.config, subject.files),
+        "## Use\n\n" + _usage(subject, place),
         "## Quality\n\n" + _quality(quantized) + _evaluations(subject.evaluations) + _tasks(subject.tasks),
         "## Reproduce\n\n" + _reproduce(subject.ledger, source, out),
     ]
     return front_matter.with_source("\n".join(parts), text)
+
+
+def _usage(subject: Subject, place: str) -> str:
+    found = format_of(subject.ledger)
+    if found is None:
+        return usage(place, subject.config, subject.files)
+    return usage_elsewhere(found, place, subject.config, subject.files)
+
+
+def format_of(ledger: Mapping[str, Any]) -> str | None:
+    """The other tool's format that a checkpoint is in; None for kbitq's own."""
+    options = ledger.get("options")
+    found = options.get("format") if isinstance(options, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def _title(source: str | None, quantized: Sequence[Row]) -> str:
@@ -110,11 +124,19 @@ def _summary(subject: Subject, quantized: Sequence[Row], source: str | None) -> 
         ("Coverage", f"{number(100 * coverage if _is_number(coverage) else None, 1)} % of the parameters"),
         ("SQNR", f"{number(decibels, 2)} dB {'overall' if measured else 'on average'}"),
         *_headline(subject.evaluations),
-        *([("Codec", inline(", ".join(codecs)))] if (codecs := _codecs(quantized)) else []),
-        ("Scale rule", inline(", ".join(sorted({str(t["scale"]) for t in quantized})))),
-        ("Codebook", inline(", ".join(sorted({str(t["codebook"]) for t in quantized})))),
+        *_coding(subject, quantized),
+        *_guided_by(subject.ledger),
     ]
     return f"{_link(source)}, quantized with {kbitq} to {_ks(quantized)}.\n\n" + table(("", ""), rows)
+
+
+def _coding(subject: Subject, quantized: Sequence[Row]) -> list[tuple[str, str]]:
+    """How weights are coded, as rows of the table."""
+    scale = "Scale rule", inline(", ".join(sorted({str(t["scale"]) for t in quantized})))
+    if (found := format_of(subject.ledger)) is not None:
+        return [("Format", inline(found)), scale]
+    levels = "Codebook", inline(", ".join(sorted({str(t["codebook"]) for t in quantized})))
+    return [*([("Codec", inline(", ".join(codecs)))] if (codecs := _codecs(quantized)) else []), scale, levels]
 
 
 def _link(source: str | None) -> str:
@@ -188,12 +210,30 @@ def _reproduce(ledger: Mapping[str, Any], source: str | None, out: str | None) -
     named = [(ledger.get("recipe"), "lies beside the weights")]
     files = ledger.get("files")
     entries = files if isinstance(files, list) else []
-    named += [(entry.get("name"), f"has the SHA-256 {code(entry.get('sha256'))}") for entry in entries]
+    named += [(entry.get("name"), _identity(entry)) for entry in entries]
     lines = [f"* {code(name)} {said}.\n" for name, said in named if name]
     text = [fenced(command_of(ledger, source, out), "bash"), *(["".join(lines)] if lines else [])]
     if made_with := ledger.get("kbitq"):
-        text.append(f"Made with kbitq {inline(made_with)}. Every machine gives the same bytes.\n")
+        same = "Every machine gives the same bytes."
+        if ledger.get("calibration"):  # feedback runs through a product of matrices
+            same = "The bytes depend on the kind of device and its number of threads, in what rounding decides."
+        text.append(f"Made with kbitq {inline(made_with)}. {same}\n")
     return "\n".join(text)
+
+
+def _identity(file: Mapping[str, Any]) -> str:
+    """How a file that the command names is known to be the right one."""
+    if file.get("option") == "calibration":
+        return f"is a folder of `kbitq calibrate` with the fingerprint {code(file.get('sha256'))}"
+    return f"has the SHA-256 {code(file.get('sha256'))}"
+
+
+def _guided_by(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The calibration or the importance that a run was given, by name."""
+    files = ledger.get("files")
+    given = {file.get("option"): code(file.get("name")) for file in (files if isinstance(files, list) else [])}
+    rows = [("Calibration", "calibration", ", by error feedback"), ("Importance of columns", "importance", "")]
+    return [(title, given[option] + more) for title, option, more in rows if option in given]
 
 
 def _is_number(value: Any) -> bool:

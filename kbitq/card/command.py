@@ -11,7 +11,7 @@ from typing import Any
 _DEFAULTS = (("scale", "mse"), ("codebook", "optimal"), ("on_nonfinite", "error"), ("keep_embeddings", True))
 _IN_A_RECIPE = frozenset((
     "k", "scale", "codebook", "codec", "scale_block", "include", "exclude", "only", "keep_embeddings", "on_nonfinite",
-    "max_shard_size", "rule",
+    "max_shard_size", "rule", "format", "group",
 ))  # fmt: skip
 _FILES = ("importance", "calibration", "codebook")  # options that name a file
 _COMMAND = re.compile(r"^## Reproduce\n\n`{3,}bash\n(kbitq quantize .*)$", re.MULTILINE)

@@ -32,6 +32,7 @@ _TRUSTED = (
     "Programs that cannot be changed load it with `trust_remote_code=True` where kbitq is installed "
     f"(`pip install kbitq`), through `{_REMOTE_CODE}`.\n\n"
 )
+_PACKAGES = {"gptq": "gptqmodel optimum", "bnb": "bitsandbytes"}  # that load formats of other tools
 _SENTENCES = "config_sentence_transformers.json"
 
 
@@ -72,12 +73,26 @@ def usage(place: str, config: Mapping[str, Any] | None, files: Collection[str]) 
     return f"{program}\n{trusted}Back to an ordinary checkpoint: {code(back)}\n"
 
 
-def _python(place: str, config: Mapping[str, Any], files: Collection[str]) -> str:
+def usage_elsewhere(kind: str, place: str, config: Mapping[str, Any] | None, files: Collection[str]) -> str:
+    """The section's text for a checkpoint in another tool's format, ``kind`` as ``--format`` spells it."""
+    family = next(f for f in (*_PACKAGES, "") if kind.startswith(f))
+    package = _PACKAGES.get(family, "compressed-tensors")
+    back = f"kbitq dequantize {shlex.quote(place)} -o {'../' if place == HERE else ''}restored"
+    found = auto_class(config or {})
+    program = fenced(_python(place, config or {}, files, ""), "python") + "\n" if found is not None else ""
+    serve = code(f"vllm serve {shlex.quote(place)}")
+    needs = f"It needs `pip install {package}`, and not kbitq. vLLM serves it: {serve}\n\n"
+    return f"{program}{needs}Back to an ordinary checkpoint: {code(back)}\n"
+
+
+_REGISTERS = "import kbitq  # registers the format with transformers\n"
+
+
+def _python(place: str, config: Mapping[str, Any], files: Collection[str], opening: str = _REGISTERS) -> str:
     where, note = json.dumps(place), "  # this folder" if place == HERE else ""
     found = auto_class(config)
     if found is None:
         return f"import kbitq\n\ntensors = kbitq.load_file({where}){note}"
-    opening = "import kbitq  # registers the format with transformers\n"
     if _SENTENCES in files:
         imported = "from sentence_transformers import SentenceTransformer"
         return f"{opening}{imported}\n\nmodel = SentenceTransformer({where}){note}"

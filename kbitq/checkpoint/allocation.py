@@ -195,8 +195,9 @@ class _Spending:
 
     def _size(self, tensor: TensorPlan, coding: Coding) -> int:
         """Bytes that count: with the codebook where the file's size is what matters."""
-        books = constant_nbytes(*coding) if self.budget.size is not None else 0
-        return coded_nbytes(coding[0], tensor.name, tensor.shape, coding[1]) + books
+        codec, k = coding
+        books = constant_nbytes(codec, tensor.name, tensor.shape, k) if self.budget.size is not None else 0
+        return coded_nbytes(codec, tensor.name, tensor.shape, k) + books
 
     def _error(self, tensor: TensorPlan, coding: Coding) -> float:
         """The error that counts; infinite where the tensor would not shrink."""

@@ -182,7 +182,8 @@ def _try(
         for k, request in requests.items():
             mine[k].add(span, codec.quantize_span(span, w, request).errors)
     for k in trial.ks:
-        size = coded_nbytes(trial.codec, tensor.name, tensor.shape, k) + constant_nbytes(trial.codec, k)
+        what = trial.codec, tensor.name, tensor.shape, k
+        size = coded_nbytes(*what) + constant_nbytes(*what)
         would[k] = {"sqnr_db": mine[k].sqnr_db, "bytes": size}
         error_sums[k].append(_scaled_up(mine[k], tensor, tiles))
     return would

@@ -21,6 +21,7 @@ from kbitq.checkpoint.passes.pipeline import Pipeline
 from kbitq.checkpoint.passes.resume import take_up
 from kbitq.checkpoint.passes.run_state import ErrorSums, RunState
 from kbitq.checkpoint.passes.scan_pass import scan_pass
+from kbitq.checkpoint.passes.settle_pass import settled
 from kbitq.checkpoint.passes.spool import Spool
 from kbitq.checkpoint.passes.write_pass import WritePass
 from kbitq.checkpoint.plan.plan import Plan
@@ -41,7 +42,7 @@ class RunReport:
         totals: sums over the tensors, with ``inspect``'s keys.
         tensors: a row each, with ``inspect``'s keys.
         seconds: it took.
-        notes: sentences about what was not carried over.
+        notes: sentences about what was not carried over, and about statistics that this run could not use as usual.
         fit_gain_db: what fitting codebooks gained over ``optimal``, in dB, where this run fitted any.
         reused: how many tensors an interrupted run had already written, and how many it had scanned.
     """
@@ -74,9 +75,9 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
         held.callback(journal.close)
         reused = len(state.tensors), len(state.scans)
         try:
-            plan, gain = _write_weights(plan, devices, staging, state, journal, progress)
+            plan, gain, notes = _write_weights(plan, devices, staging, state, journal, progress)
             report = run_report(plan, state.tensors, time.monotonic() - started)
-            report = replace(report, fit_gain_db=gain, reused=reused)
+            report = replace(report, notes=[*report.notes, *notes], fit_gain_db=gain, reused=reused)
             if plan.to_folder:
                 finish_folder(plan, staging, report.totals, report.tensors, state.digests)
             else:
@@ -97,8 +98,8 @@ def _write_weights(
     state: RunState,
     journal: Journal,
     progress: Callable[[Progress], None] | None,
-) -> tuple[Plan, float | None]:
-    """Both passes. Returns the plan as it was carried out, and what fitting codebooks gained."""
+) -> tuple[Plan, float | None, list[str]]:
+    """Both passes. Returns the plan as it was carried out, what fitting gained, and notes on the statistics."""
     on_cpu = devices == ("cpu",)
     tile = tile_bytes(plan.options.max_memory, torch.get_num_threads() if on_cpu else None)
     with ExitStack() as held:
@@ -108,15 +109,15 @@ def _write_weights(
         reader = held.enter_context(TileReader(plan.checkpoint, tile))
         pipeline: Pipeline = CpuPipeline(reader) if on_cpu else DevicePipeline(reader, devices)
         selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
-        meter = ProgressMeter(progress, selected + plan.bytes_in)
+        meter = ProgressMeter(progress, selected * (2 if plan.settles else 1) + plan.bytes_in)
         staging.check_space(plan.disk_needed)  # now, and again after the first pass, which may have kept tensors whole
         if spool is None:
-            plan = scan_pass(plan, pipeline, state, journal, meter)
+            plan = settled(scan_pass(plan, pipeline, state, journal, meter), reader, meter)
             staging.check_space(plan.disk_needed)
         writing = WritePass(plan, pipeline, staging, state, journal, meter, spool)
         writing.run()
         reader.check_unchanged()
-        return plan, writing.fit_gain_db
+        return plan, writing.fit_gain_db, writing.notes
 
 
 def _resumable(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from kbitq.checkpoint.source.storage import Storage, local_path
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.output_check import OutputCheck, find_output
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, open_quantized, read_constants
-from kbitq.choose.importance import load_importance
+from kbitq.choose.importance import Importance, load_importance
 from kbitq.errors import CheckpointError, KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, build_quantization_config, guard_name
 from kbitq.text_safety import shown
@@ -90,7 +90,7 @@ def verify(
     checkpoint = open_checkpoint(path)
     if not is_kbitq(checkpoint):
         if (output := find_output(checkpoint)) is not None:
-            return _verify_output(output, source, None if full else sample, progress)
+            return _verify_output(output, source, None if full else sample, weights, progress)
         raise CheckpointError(
             f"{checkpoint.where} is not quantized by kbitq, so there is nothing to verify",
             remedy="quantize",
@@ -123,6 +123,7 @@ def _verify_output(
     found: OutputCheck,
     source: str | os.PathLike[str] | Storage | None,
     sample: int | None,
+    importance: Importance | None,
     progress: Callable[[Progress], None] | None,
 ) -> VerifyReport:
     """A folder that kbitq wrote in another tool's format."""
@@ -131,7 +132,8 @@ def _verify_output(
     meter = ProgressMeter(progress, sum(f.size for f in found.checkpoint.fingerprints.values()))
     check_checksums(found.checkpoint, report.checks, report.problems, meter)
     if source is not None:
-        report.totals["made_again"] = found.against(open_source(source), sample)
+        report.totals["made_again"] = found.against(open_source(source), sample, importance)
+        report.not_made_again = found.not_made_again
     return report
 
 

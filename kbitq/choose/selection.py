@@ -91,6 +91,8 @@ def check_k(k: int, codecs: Sequence[str], where: str = "") -> None:
     if not any(k in ks for ks in found):
         least, most = min(min(ks) for ks in found), max(max(ks) for ks in found)
         of = f" of the codec {codecs[0]}" if len(codecs) == 1 and codecs[0] != DEFAULT_CODEC else ""
+        if len(codecs) == 1 and len(found[0]) <= most - least:
+            raise SelectionError(f"{where}K = {k} is none{of}, which has {' and '.join(map(str, found[0]))}")
         raise SelectionError(f"{where}K = {k} is outside {least}..{most}{of}")
 
 
@@ -247,4 +249,4 @@ def _no_quantized_form(name: str, shape: Sequence[int], dtype: str) -> str | Non
 def shrinks(name: str, shape: Sequence[int], dtype: str, k: int, codec: str = DEFAULT_CODEC) -> bool:
     """Whether a tensor takes fewer bytes at ``k`` bits, codebook included, than as it is."""
     source = tensor_nbytes(dtype, shape)
-    return source is not None and coded_nbytes(codec, name, shape, k) + constant_nbytes(codec, k) < source
+    return source is not None and coded_nbytes(codec, name, shape, k) + constant_nbytes(codec, name, shape, k) < source

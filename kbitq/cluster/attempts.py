@@ -105,8 +105,8 @@ class Place:
 
 @dataclass
 class Follower:
-    """What is known of one attempt: its part, where it runs, how far its journal was read, when that last grew
-    (monotonic)."""
+    """What is known of one attempt: its part, where it runs, how far its journal was read, when its first line was read
+    and when it last grew (monotonic)."""
 
     path: Path
     part: str = ""
@@ -114,6 +114,7 @@ class Follower:
     node: str = ""
     pid: int = 0
     offset: int = 0
+    began: float = 0.0
     grew: float = 0.0
     foreign: bool = False
     read: int = 0
@@ -170,6 +171,7 @@ class Journals:
             return False
         if attempt.offset > before:
             attempt.grew = time.monotonic()
+            attempt.began = attempt.began or attempt.grew
         return attempt.offset > before
 
     def _take(self, attempt: Follower, record: Mapping[str, Any], count: int) -> bool:

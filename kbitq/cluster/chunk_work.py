@@ -69,10 +69,10 @@ class _Commits:
         self._syncing.shutdown()
         _close(self._files.values())
 
-    def file(self, path: Path, nbytes: int) -> SharedFile:
-        """The file of the output, open until the next commit."""
+    def file(self, path: Path, nbytes: int, *, begun: bool) -> SharedFile:
+        """The file of the output, open until the next commit; ``begun`` as of ``SharedFile``."""
         if path not in self._files:
-            self._files[path] = SharedFile(path, nbytes)
+            self._files[path] = SharedFile(path, nbytes, begun=begun)
         return self._files[path]
 
     def begin(self) -> None:
@@ -112,6 +112,7 @@ class ChunkWork:
         self._unsynced = 0
         self._commits = _Commits(attempt)
         self._readers: list[TileReader] = []
+        self._begun: set[str] | None = None
         self._tensors: dict[str, TensorPlan] = {t.name: t for t in job.plan.tensors}
 
     def run(self, chunks: Sequence[Chunk]) -> None:
@@ -206,7 +207,17 @@ class ChunkWork:
                 chunk, filling = next(waiting, chunk), None
 
     def _file(self, shard: Shard) -> SharedFile:
-        return self._commits.file(self.job.staging.output / shard.name, shard.nbytes)
+        return self._commits.file(
+            self.job.staging.output / shard.name, shard.nbytes, begun=shard.name in self._begun_files()
+        )
+
+    def _begun_files(self) -> set[str]:
+        """The files of which the journals know a chunk."""
+        if self._begun is None:
+            written = {key.name for key, layout in self.job.journals.places if layout == self.job.layout}
+            metas = {s.name: s.meta for s in self.job.plan.shards if s.meta is not None}
+            self._begun = {n for n, m in metas.items() if not written.isdisjoint((*m.tensors, *m.kept))}
+        return self._begun
 
     def _seal(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         written = self.job.by_tensor(self.job.written)
@@ -225,9 +236,15 @@ class ChunkWork:
             }
             set_statistics(shard, sums)
             file.write_at(0, shard.header())
-            file.sync()
-            digest = sha256(file.path) if self.job.to_folder else ""
-            self._note(chunk, sealed_json(digest, sums), shard.nbytes)
+            self._note(chunk, sealed_json(self._synced(file), sums), shard.nbytes)
+
+    def _synced(self, file: SharedFile) -> str:
+        """Make a file durable, and meanwhile its checksum, where the output has any."""
+        with ThreadPoolExecutor(1) as pool:
+            synced = pool.submit(file.sync)
+            digest = sha256(file.path, self.attempt.beat) if self.job.to_folder else ""
+            synced.result()
+        return digest
 
 
 class _Filling:

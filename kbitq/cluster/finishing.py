@@ -38,6 +38,7 @@ def finish(path: str | Path, *, progress: Callable[[Progress], None] | None = No
 def finish_job(job: Job, progress: Callable[[Progress], None] | None = None) -> RunReport:
     """The same for a job that is at hand."""
     started = time.monotonic()
+    job.staging.take_back()
     job.update()
     if job.phase != "seal":
         missing = len(job.missing())
@@ -75,7 +76,8 @@ def _publish(job: Job, started: float) -> RunReport:
     if not all((staging.output / shard.name).is_file() for shard in plan.shards):
         return _was_published(job, report)
     check_output(plan)
-    names = {shard.name for shard in plan.shards}
+    staging.needed = [shard.name for shard in plan.shards]
+    names = set(staging.needed)
     for stale in staging.output.glob(f"*{WEIGHTS_SUFFIX}"):  # of a layout that values which are not finite have changed
         if stale.name not in names:
             stale.unlink()

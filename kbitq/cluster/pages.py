@@ -14,19 +14,37 @@ from pathlib import Path
 import torch
 
 from kbitq.checkpoint.output.file_writer import writing
+from kbitq.errors import CheckpointError
 
 
 class SharedFile:
-    """A file of known size that several machines fill. It is made at its size where it is not there yet."""
+    """A file of known size that several machines fill. It is made at its size where it is not there yet.
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    Args:
+        path: of the file.
+        nbytes: its size.
+        begun: something of it was written: then it must be there, at its size.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+
+    def __init__(self, path: Path, nbytes: int, *, begun: bool = False) -> None:
         self.path = path
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if begun else os.O_CREAT)
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            if not begun:
+                path.parent.mkdir(parents=True, exist_ok=True)
             try:
+                self._fd = os.open(path, flags, 0o666)
+            except FileNotFoundError:
+                raise _gone(path) from None
+            try:
+                size = os.fstat(self._fd).st_size
+                if begun and size != nbytes:
+                    raise _gone(path)
                 # Never posix_fallocate: where a file system lacks it, the C library writes zeros over others' bytes.
-                if os.fstat(self._fd).st_size != nbytes:
+                if size != nbytes:
                     os.ftruncate(self._fd, nbytes)
             except BaseException:
                 os.close(self._fd)
@@ -47,6 +65,13 @@ class SharedFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _gone(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} was removed or cut short, and the journals beside it say that parts of it are written",
+        remedy="plan-again",
+    )
 
 
 class PageWriter:

@@ -146,7 +146,7 @@ def open_plan(path: Path, device: str | None = None) -> tuple[PlanFile, Plan]:
         source, out = _source_of(file.content["source"]), file.out
         whole = bool(out.name) and out.is_absolute() and ".." not in out.parts
         sound = file.chunk_bytes >= 1 and file.page >= 4096 and file.page % 4096 == 0
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path}: its options make no sense ({error})", remedy="plan-again") from None
     if not whole or not sound:
         raise CheckpointError(f"{path}: its output {str(out)!r} is not a place to write to", remedy="plan-again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from kbitq.checkpoint.allocation import check_budget
@@ -12,6 +13,8 @@ from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.planner import check_output
 from kbitq.cluster.pages import SharedFile
 from kbitq.cluster.plan_file import PlanFile, plan_content, write_plan_file
+from kbitq.codecs.base import any_parts
+from kbitq.errors import SelectionError
 from kbitq.format import FORMAT_VERSION
 
 OWN_NAME = "plan.json"
@@ -32,6 +35,7 @@ def save_plan(plan: Plan, path: str | Path | None = None, *, chunk_bytes: int | 
             written. NoSpaceError: the disk is too small.
     """
     check_output(plan)
+    _check_format(plan)
     if plan.options.budget is not None:
         check_budget(plan, plan.options.budget)
     content = plan_content(plan, chunk_bytes)
@@ -41,13 +45,28 @@ def save_plan(plan: Plan, path: str | Path | None = None, *, chunk_bytes: int | 
         _, journal = take_up(plan, staging, key)
         journal.close()
         staging.check_space(plan.disk_needed)
-        for shard in plan.shards:
-            if not (place := staging.path(shard.name)).exists():
-                SharedFile(place, shard.nbytes).close()
-        (staging.folder / "parts").mkdir(exist_ok=True)
+        missing = [shard for shard in plan.shards if not staging.path(shard.name).exists()]
+        parts = staging.folder / "parts"
+        if missing:  # an earlier run was published, or its files removed: what its journals say is no longer so
+            shutil.rmtree(parts, ignore_errors=True)
+        for shard in missing:
+            SharedFile(staging.path(shard.name), shard.nbytes).close()
+        parts.mkdir(exist_ok=True)
         sync_folder(staging.output)
         sync_folder(staging.folder)
     return write_plan_file(content, own_path(plan) if path is None else Path(path))
+
+
+def _check_format(plan: Plan) -> None:
+    """Raise SelectionError for a format whose parts several machines cannot write at once."""
+    if plan.output is None:
+        return
+    turned = any(part.turned for part in any_parts(plan.output.name))
+    if turned or plan.settles or plan.least_tile:
+        raise SelectionError(
+            f"the format {plan.output.output} is written by one machine: its parts are not cut as rows of a matrix are",
+            hint="compressed-tensors, int8, fp8 and kbitq's own format can be shared out",
+        )
 
 
 def own_path(plan: Plan) -> Path:

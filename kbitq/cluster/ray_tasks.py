@@ -9,17 +9,21 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kbitq.cluster.attempts import Attempt
 from kbitq.cluster.chunks import Part
 from kbitq.cluster.job import Job
 from kbitq.cluster.worker import run_chunks
-from kbitq.errors import CheckpointError, KbitqError, NoSpaceError
+from kbitq.errors import BuildError, CheckpointError, KbitqError, NoSpaceError
 
 _JOBS: dict[tuple[str, str, int, int], Job] = {}  # the last one: Ray gives a process one task after the other
+_GPUS: list[str] = []  # those that this process computes on, as the first task with any had them
 
 Outcome = dict[str, Any]
 
@@ -30,6 +34,7 @@ def do_part(path: str, phase: str, index: int, count: int, device: str) -> Outco
     Raises OSError where the system failed, which another attempt may survive.
     """
     try:
+        _take_devices(device)
         job = _job(path, device)
         if job.phase == phase:
             name = label(phase, Part(index, count))
@@ -39,11 +44,29 @@ def do_part(path: str, phase: str, index: int, count: int, device: str) -> Outco
         _JOBS.clear()
         if isinstance(error.__context__, OSError) and not isinstance(error, NoSpaceError):
             raise OSError(error.__context__.errno, str(error)) from None
-        return _told(error)
+        return _told(error, f"{socket.gethostname()}: " if isinstance(error, BuildError) else "")
     except BaseException:
         _JOBS.clear()
         raise
     return {}
+
+
+def _take_devices(device: str) -> None:
+    """Compute with what Ray gives this task: the environment says which GPUs these are, and how many cores.
+
+    A process gets one task after another. It may have begun with fewer threads; but CUDA keeps to the GPUs that it
+    found first, and so a process whose task got others ends, and Ray gives the task to another one.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and int(threads):
+        torch.set_num_threads(int(threads))
+    if device == "cpu":
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not _GPUS:
+        _GPUS.append(visible)
+    elif [visible] != _GPUS:
+        os._exit(0)
 
 
 def label(phase: str, part: Part) -> str:
@@ -99,11 +122,11 @@ def _job(path: str, device: str) -> Job:
     return job
 
 
-def _told(error: KbitqError) -> Outcome:
+def _told(error: KbitqError, lead: str = "") -> Outcome:
     kind = type(error).__name__
     given = {"hint": error.hint, "argument": error.argument, "remedy": error.remedy}
     return {
         "error": kind,
-        "message": str(error),
+        "message": lead + str(error),
         "given": {**given, "data": {k: str(v) for k, v in error.data.items()}},
     }

@@ -6,6 +6,7 @@ import shlex
 import sys
 
 from kbitq.cluster.plan_file import PlanFile
+from kbitq.errors import CheckpointError
 
 DEFAULT_TASKS = 16
 
@@ -18,7 +19,11 @@ def slurm_script(file: PlanFile, tasks: int = DEFAULT_TASKS, gpus: int = 0, cpus
         tasks: of the array.
         gpus: of a task.
         cpus: of a task; None: as the cluster gives them.
+
+    Raises CheckpointError for a path that no script can name.
     """
+    if "\n" in str(file.path) or "\n" in sys.executable:
+        raise CheckpointError(f"{str(file.path)!r} has a line break, which a script for Slurm cannot name")
     program = f"{shlex.quote(sys.executable)} -m kbitq.cli.start"
     plan, name = shlex.quote(str(file.path.absolute())), shlex.quote(f"kbitq-{file.out.name}")
     wanted = ([f"--gpus-per-task={gpus}"] if gpus else []) + ([f"--cpus-per-task={cpus}"] if cpus is not None else [])

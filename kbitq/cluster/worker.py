@@ -47,16 +47,17 @@ class WorkReport:
 
 def part_of_environment(environment: Mapping[str, str] = os.environ) -> Part | None:
     """The part that a launcher gives this process: RANK and WORLD_SIZE, or the task of a Slurm array; else None."""
-    for index, count, first in (
-        ("RANK", "WORLD_SIZE", None),
-        ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    for index, count, first, step in (
+        ("RANK", "WORLD_SIZE", "", ""),
+        ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP"),
     ):
         if index in environment and count in environment:
             try:
-                start = int(environment.get(first, "0")) if first else 0
-                return Part(int(environment[index]) - start, int(environment[count]))
+                start, apart = int(environment.get(first, "0")), max(1, int(environment.get(step, "1")))
+                mine, of = (int(environment[index]) - start) // apart, int(environment[count])
             except ValueError:
                 raise OptionError(f"{index} and {count} of the environment are no numbers", argument="part") from None
+            return Part(mine, of)
     return None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,9 +35,10 @@ OUTPUTS = {
     "compressed-tensors": "compressed_tensors",
     "int8": "compressed_tensors",
     "fp8": "compressed_tensors",
+    "gptq": "gptq",
     "bnb-nf4": "bnb_nf4",
 }
-"""Other tools' formats that are written, and the modules of this package whose ``make`` has their codecs."""
+"""Families of other tools' formats that are written, and the modules here whose ``make`` has their codecs."""
 
 
 Coding = tuple[str, int]
@@ -54,12 +55,17 @@ class Part:
         shape: of the whole part.
         constant: one for the whole tensor (a codebook): it is not cut where the matrix is cut, and its bytes are
             reported beside the bits per weight, not in them.
+        counted: a constant whose bytes are in the bits per weight all the same.
+        turned: the matrix's rows are the columns of this part, so that rows of the matrix are no run of its bytes.
+            A codec makes it of a span with the span's rows first, and whoever writes it turns it.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     constant: bool = False
+    counted: bool = False
+    turned: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -217,12 +223,41 @@ class OutputCodec(Codec, Protocol):
         """Why the format cannot hold a tensor, as the end of a sentence about it; None if it can."""
         ...
 
-    def quantization_config(self, k: int, not_converted: Sequence[str]) -> dict[str, Any]:
-        """``quantization_config`` of the folder's config.json; ``not_converted``: modules left as they are."""
+    def quantization_config(self, ks: Mapping[str, int], not_converted: Sequence[str]) -> dict[str, Any]:
+        """``quantization_config`` of the folder's config.json.
+
+        ``ks``: the K of each quantized module; ``not_converted``: modules left as they are.
+        """
         ...
 
     def of_dtype(self, dtype: str) -> str:
         """The name of the codec for tensors of this dtype, in safetensors' spelling."""
+        ...
+
+    @property
+    def base(self) -> str:
+        """Its name as options spell it: without what depends on a tensor."""
+        ...
+
+    def rows_together(self, cols: int) -> int:
+        """Rows of so many columns that are coded together: a span begins at a multiple of it. 1: a row may be cut."""
+        ...
+
+    @property
+    def settles(self) -> bool:
+        """Whether :meth:`settle` says a name."""
+        ...
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """What a run may give it: of ``importance``, ``calibration``, ``rules`` and ``budget``."""
+        ...
+
+    def settle(self, spans: Iterable[Tensor]) -> str | None:
+        """The name of the codec for one tensor, where the sizes of its parts depend on its values; else None.
+
+        ``spans`` are all values of the tensor, ``[rows, cols]`` each, in order; they are read only where they matter.
+        """
         ...
 
 
@@ -266,6 +301,12 @@ def output_codec(name: str) -> OutputCodec | None:
     return _outputs[name]
 
 
+def rows_together(codec: str, cols: int) -> int:
+    """Rows of so many columns that a codec codes together; 1 where a row may be cut."""
+    output = output_codec(codec)
+    return 1 if output is None else output.rows_together(cols)
+
+
 def codec_names() -> tuple[str, ...]:
     """The codecs there are."""
     return (*BUILTIN, *(name for name in _codecs if name not in BUILTIN))
@@ -278,8 +319,10 @@ def coding_text(codec: str, k: int) -> str:
 
 def part_name(tensor: str, part: Part | str) -> str:
     """Name in a file of a part of ``tensor``. A part without a name has the tensor's; one that begins with a dot is
-    below it."""
+    below it, one that begins with a slash takes the place of ``weight``."""
     name = part if isinstance(part, str) else part.name
+    if name[:1] == "/":
+        return tensor.removesuffix("weight") + name[1:]
     return f"{tensor}_{name}" if name and name[0] != "." else tensor + name
 
 
@@ -315,14 +358,15 @@ def coded_entries(codec: str, tensor: str, shape: Sequence[int], k: int) -> list
 
 
 def coded_nbytes(codec: str, tensor: str, shape: Sequence[int], k: int) -> int:
-    """Bytes of all parts but the constants: the numerator of "bits per weight"."""
-    return sum(part.nbytes for part in get_codec(codec).parts(tensor, shape, k) if not part.constant)
+    """Bytes of all parts but the constants that do not count: the numerator of "bits per weight"."""
+    parts = get_codec(codec).parts(tensor, shape, k)
+    return sum(part.nbytes for part in parts if part.counted or not part.constant)
 
 
-def constant_nbytes(codec: str, k: int) -> int:
-    """Bytes of a tensor's constants (its codebook)."""
-    known = get_codec(codec)
-    return sum(part.nbytes for part in known.parts("", (1, known.cut), k) if part.constant)
+def constant_nbytes(codec: str, tensor: str, shape: Sequence[int], k: int) -> int:
+    """Bytes of a tensor's constants (its codebook) beside those of ``coded_nbytes``."""
+    parts = get_codec(codec).parts(tensor, shape, k)
+    return sum(part.nbytes for part in parts if part.constant and not part.counted)
 
 
 def span_stats(codec: Codec, w: Tensor, parts: Mapping[str, Tensor], span: SpanLike) -> Tensor:

@@ -8,115 +8,183 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kbitq.codecs.base import Part, Request
-from kbitq.codecs.outputs import DTYPES, WHOLE_ROW, Output, dtype_of, unknown
+from kbitq.codecs.integer_groups import IntegerGroups
+from kbitq.codecs.outputs import WHOLE_ROW, dtype_of, unknown
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-SHRINKS = tuple(1 - 0.03 * i for i in range(14))
-"""What ``mse`` multiplies the largest magnitude of a group by; the best of them is kept."""
+FP8_BLOCK = 128
+"""Rows and columns of a block of ``fp8-block``."""
 
 _FP8_MOST = 448.0  # the largest float8_e4m3fn
+_PACKED = "compressed-tensors"
 
 
-class CompressedTensors(Output):
-    """One scale for a group of columns or a row: ``weight = code * scale``."""
+class CompressedTensors(IntegerGroups):
+    """Integers: packed into words, or of 8 bits in bytes."""
 
     def __init__(self, name: str, output: str, group: int | None, dtype: str) -> None:
-        self.name, self.output, self.group, self.dtype = name, output, group, dtype
-        self.ks = (4, 8) if output == "compressed-tensors" else (8,)
-        self.cut = WHOLE_ROW if group is None else group
+        super().__init__(name, group, dtype, (4, 8) if output == _PACKED else (8,))
+        self.output = output
+        if output == _PACKED:
+            self.takes = frozenset((*self.takes, "rules", "budget"))
 
     def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
         """Codes, scales, and of packed codes the shape."""
         rows, cols = shape[0], shape[1]
         scale = Part("scale", self.dtype, (rows, 1 if self.group is None else -(-cols // self.group)))
-        if self.output == "int8":
+        if self.output != _PACKED:
             return scale, Part("", "I8", (rows, cols))
-        if self.output == "fp8":
-            return scale, Part("", "F8_E4M3", (rows, cols))
         packed = Part("packed", "I32", (rows, -(-min(cols, WHOLE_ROW) * k // 32)))
         return packed, scale, Part("shape", "I64", (2,), constant=True)
 
-    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
-        """The parts of whole rows, or of whole groups."""
+    def assemble(self, codes: Tensor, scale: Tensor, request: Request) -> dict[str, Tensor]:
+        """As of a codec of integers."""
         import torch
 
         from kbitq.ops.code_stream import pack_codes
 
-        groups = w.float().reshape(-1, self.group or w.shape[1])
-        scale = self._scales(groups, request).view(w.shape[0], -1)
-        codes = self._codes(groups, scale.view(-1, 1).float(), request.k).view(w.shape)
-        if self.output != "compressed-tensors":
-            return {"scale": scale, "": codes.to(torch.int8 if self.output == "int8" else torch.float8_e4m3fn)}
+        if self.output != _PACKED:
+            return {"scale": scale, "": codes.to(torch.int8)}
         offset = (codes + (1 << request.k - 1)).to(torch.uint8)
-        shape = torch.tensor(request.shape or tuple(w.shape), dtype=torch.int64)
+        shape = torch.tensor(request.shape or tuple(codes.shape), dtype=torch.int64)
         return {"packed": pack_codes(offset, request.k), "scale": scale, "shape": shape}
 
-    def decode(self, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """``code * scale``, rounded to the dtype of the scales as its readers do, then to ``dtype``."""
-        import torch
-
+    def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
+        """As of a codec of integers."""
         from kbitq.ops.code_stream import unpack_codes
 
-        scale = parts["scale"]
-        if "packed" in parts:
-            k = parts["packed"].shape[1] * 32 // cols
-            codes = unpack_codes(parts["packed"], k, cols).float() - (1 << k - 1)
-        else:
-            codes = parts[""].float()
-        groups = codes.view(scale.numel(), -1) * scale.view(-1, 1).float()
-        values = groups.view(-1, cols).to(getattr(torch, DTYPES[self.dtype])).to(dtype)
-        return values if out is None else out.copy_(values)
+        if "packed" not in parts:
+            return parts[""].float(), parts["scale"]
+        k = parts["packed"].shape[1] * 32 // cols
+        return unpack_codes(parts["packed"], k, cols).float() - (1 << k - 1), parts["scale"]
 
-    def quantization_config(self, k: int, not_converted: Sequence[str]) -> dict[str, Any]:
+    def quantization_config(self, ks: Mapping[str, int], not_converted: Sequence[str]) -> dict[str, Any]:
         """What compressed-tensors and vLLM read."""
-        kind = "float" if self.output == "fp8" else "int"
-        formats = {"compressed-tensors": "pack-quantized", "int8": "int-quantized", "fp8": "float-quantized"}
-        weights = _arguments(k, kind, "channel" if self.group is None else "group", self.group)
-        inputs = None if self.output == "compressed-tensors" else _arguments(8, kind, "token", None, dynamic=True)
-        return {
-            "quant_method": "compressed-tensors", "format": formats[self.output],
-            "quantization_status": "compressed", "global_compression_ratio": None, "kv_cache_scheme": None,
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None,
-                }
-            },
-            "ignore": list(not_converted),
+        strategy = "channel" if self.group is None else "group"
+        inputs = None if self.output == _PACKED else _arguments(8, "int", "token", dynamic=True)
+        schemes = {k: (_arguments(k, "int", strategy, self.group), inputs) for k in sorted(set(ks.values()))}
+        form = "pack-quantized" if self.output == _PACKED else "int-quantized"
+        return _config(form, schemes, ks, not_converted)
+
+
+class Fp8(IntegerGroups):
+    """FP8 (E4M3) with a scale for a row, and activations with a scale for a token."""
+
+    output = "fp8"
+    takes = frozenset(("importance",))
+
+    def __init__(self, name: str, dtype: str) -> None:
+        super().__init__(name, None, dtype, (8,))
+
+    def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
+        """Scales and codes."""
+        return Part("scale", self.dtype, (shape[0], 1)), Part("", "F8_E4M3", (shape[0], shape[1]))
+
+    def assemble(self, codes: Tensor, scale: Tensor, request: Request) -> dict[str, Tensor]:
+        """As of a codec of integers."""
+        import torch
+
+        return {"scale": scale, "": codes.to(torch.float8_e4m3fn)}
+
+    def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
+        """As of a codec of integers."""
+        return parts[""].float(), parts["scale"]
+
+    def most(self, k: int) -> float:
+        """As of a codec of integers."""
+        return _FP8_MOST
+
+    def codes(self, groups: Tensor, scale: Tensor, k: int) -> Tensor:
+        """The nearest values of FP8, float32."""
+        import torch
+
+        return (groups / scale).clamp_(-_FP8_MOST, _FP8_MOST).to(torch.float8_e4m3fn).float()
+
+    def quantization_config(self, ks: Mapping[str, int], not_converted: Sequence[str]) -> dict[str, Any]:
+        """What compressed-tensors and vLLM read."""
+        scheme = _arguments(8, "float", "channel"), _arguments(8, "float", "token", dynamic=True)
+        return _config("float-quantized", {8: scheme}, ks, not_converted)
+
+
+class Fp8Block(Fp8):
+    """FP8 with a scale for 128 rows and 128 columns, and activations with a scale for 128 values of a token."""
+
+    output = "fp8-block"
+
+    def __init__(self, name: str, dtype: str) -> None:
+        super().__init__(name, dtype)
+        self.cut = FP8_BLOCK
+
+    def rows_together(self, cols: int) -> int:
+        """As of an output codec."""
+        return FP8_BLOCK
+
+    def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
+        """Scales of blocks, of which those of the last rows may be shorter, and codes."""
+        blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
+        return Part("scale", self.dtype, blocks), Part("", "F8_E4M3", (shape[0], shape[1]))
+
+    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+        """The parts of rows that are whole blocks, or the last of a matrix."""
+        tall = _in_blocks(w.float())
+        weights = request.importance
+        if weights is not None:
+            weights = _in_blocks(weights[:1].expand(len(w), -1)).view(-1, FP8_BLOCK**2)
+        scale = self.best_scales(tall.view(-1, FP8_BLOCK**2), request, weights)
+        codes = self.codes(tall, scale.view(*tall.shape[:2], 1, 1).float(), request.k)
+        return self.assemble(_in_rows(codes)[: len(w)], scale.view(tall.shape[:2]), request)
+
+    def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
+        """Codes, and the scale of each row and group of columns."""
+        codes = parts[""].float()
+        return codes, parts["scale"].repeat_interleave(FP8_BLOCK, 0)[: len(codes)]
+
+    def quantization_config(self, ks: Mapping[str, int], not_converted: Sequence[str]) -> dict[str, Any]:
+        """What compressed-tensors and vLLM read."""
+        weights = _arguments(8, "float", "block") | {"block_structure": [FP8_BLOCK, FP8_BLOCK]}
+        scheme = weights, _arguments(8, "float", "group", FP8_BLOCK, dynamic=True)
+        return _config("float-quantized", {8: scheme}, ks, not_converted)
+
+
+def _in_blocks(w: Tensor) -> Tensor:
+    """``[rows, cols]`` as ``[blocks down, blocks across, 128, 128]``, filled up with zeros below."""
+    import torch
+
+    padded = torch.nn.functional.pad(w, (0, 0, 0, -len(w) % FP8_BLOCK))
+    return padded.view(-1, FP8_BLOCK, w.shape[1] // FP8_BLOCK, FP8_BLOCK).transpose(1, 2).contiguous()
+
+
+def _in_rows(blocks: Tensor) -> Tensor:
+    """The reverse."""
+    down, across = blocks.shape[:2]
+    return blocks.transpose(1, 2).reshape(down * FP8_BLOCK, across * FP8_BLOCK)
+
+
+_Scheme = tuple[dict[str, Any], "dict[str, Any] | None"]
+
+
+def _config(
+    form: str, schemes: Mapping[int, _Scheme], ks: Mapping[str, int], not_converted: Sequence[str]
+) -> dict[str, Any]:
+    """With several K, each has a group that names its modules; else there is one group of all Linear layers."""
+    groups = {}
+    for number, (k, (weights, inputs)) in enumerate(schemes.items()):
+        mine = ["Linear"] if len(schemes) == 1 else sorted(name for name, its in ks.items() if its == k)
+        groups[f"group_{number}"] = {
+            "targets": mine, "weights": weights, "input_activations": inputs, "output_activations": None,
         }  # fmt: skip
-
-    def _scales(self, groups: Tensor, request: Request) -> Tensor:
-        """One scale a group in the dtype that is stored, that of least squared error where ``mse`` asks for it."""
-        import torch
-
-        most = _FP8_MOST if self.output == "fp8" else (1 << request.k - 1) - 1
-        dtype = getattr(torch, DTYPES[self.dtype])
-        # A scale that rounds to 0, or to infinity, would lose the group.
-        least, large = torch.finfo(dtype).tiny, torch.finfo(dtype).max
-        amax = groups.abs().amax(1, keepdim=True) / most
-        best = torch.full_like(amax, float("inf"))
-        chosen = torch.ones_like(amax).to(dtype)
-        for shrink in SHRINKS if request.scale == "mse" else SHRINKS[:1]:
-            scale = torch.where(amax > 0, (amax * shrink).clamp(least, large), 1.0).to(dtype)
-            wide = scale.float()
-            error = (self._codes(groups, wide, request.k) * wide - groups).square_().sum(1, keepdim=True)
-            chosen = torch.where(error < best, scale, chosen)
-            best = torch.minimum(best, error)
-        return chosen
-
-    def _codes(self, groups: Tensor, scale: Tensor, k: int) -> Tensor:
-        """The nearest codes, float32."""
-        import torch
-
-        share = groups / scale
-        if self.output == "fp8":
-            return share.clamp_(-_FP8_MOST, _FP8_MOST).to(torch.float8_e4m3fn).float()
-        return share.round_().clamp_(-(1 << k - 1), (1 << k - 1) - 1)
+    return {
+        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+        "global_compression_ratio": None, "kv_cache_scheme": None, "config_groups": groups,
+        "ignore": list(not_converted),
+    }  # fmt: skip
 
 
-def _arguments(bits: int, kind: str, strategy: str, group: int | None, *, dynamic: bool = False) -> dict[str, Any]:
+def _arguments(
+    bits: int, kind: str, strategy: str, group: int | None = None, *, dynamic: bool = False
+) -> dict[str, Any]:
     return {
         "num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy, "group_size": group,
         "dynamic": dynamic, "actorder": None, "block_structure": None,
@@ -124,14 +192,16 @@ def _arguments(bits: int, kind: str, strategy: str, group: int | None, *, dynami
     }  # fmt: skip
 
 
-def make(name: str) -> CompressedTensors:
-    """The codec of a name: ``compressed-tensors-g128``, ``compressed-tensors-channel``, ``int8``, ``fp8``, each with a
-    dtype of scales behind it where that is not BF16. Raises CodecError for another."""
+def make(name: str) -> IntegerGroups:
+    """The codec of a name: ``compressed-tensors-g128``, ``compressed-tensors-channel``, ``int8``, ``fp8`` or
+    ``fp8-block``, each with a dtype of scales behind it where that is not BF16. Raises CodecError for another."""
     stem, dtype = dtype_of(name)
-    if stem in ("int8", "fp8"):
+    if stem == "int8":
         return CompressedTensors(name, stem, None, dtype)
+    if stem in ("fp8", "fp8-block"):
+        return Fp8(name, dtype) if stem == "fp8" else Fp8Block(name, dtype)
     found = re.fullmatch(r"compressed-tensors(?:-channel|-g(\d{1,5}))?", stem)
     if found is None or (found[1] is not None and (int(found[1]) < 32 or int(found[1]) % 32)):
         raise unknown(name)
     group = None if stem.endswith("-channel") else int(found[1] or 128)
-    return CompressedTensors(name, "compressed-tensors", group, dtype)
+    return CompressedTensors(name, _PACKED, group, dtype)

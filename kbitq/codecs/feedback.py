@@ -9,6 +9,8 @@ taken from the columns to its right, each times its ``U_j,:``. Rows do not depen
   weights ``1 / U_jj^2``; then its 32 columns are rounded one by one.
 * ``trellis``: a block is one decision, with the same error weights; its errors are then solved through its triangle of
   U. Where four blocks share a scale, it is chosen when the first of them is entered.
+* integers of other tools' formats: the scale of a group (of a whole row, where each row has one) is chosen when it is
+  entered, with the same error weights; then its columns are rounded one by one.
 
 A weight may be stored the other way round, ``[in, out]``: then it is a row that belongs to an input. The rows go from
 top to bottom, each is quantized as without feedback (all of its weights count the same), and the error of row i over
@@ -25,8 +27,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kbitq.codecs.base import Request
-from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED, Planes
+from kbitq.codecs.base import Codec, Request
+from kbitq.codecs.integer_groups import IntegerGroups
+from kbitq.codecs.planes import ABSMAX, CODEBOOK, PACKED, PLANES, Planes
 from kbitq.codecs.scales import decode_absmax_e4m4
 from kbitq.codecs.trellis import TRELLIS, Trellis
 from kbitq.errors import CalibrationError
@@ -36,7 +39,6 @@ from kbitq.ops.dtypes import TORCH_DTYPES
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 MOST_DAMPING = 1.0
 TILE_ELEMENTS = 1 << 24  # that a walk over the columns takes at once: few tiles are quicker, and each takes memory
-_PANEL = 64  # rows of a transposed weight whose errors go to those below them in one product
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,11 @@ def factorise(h: Tensor, damping: float = DAMPING, *, transposed: bool = False) 
     raise CalibrationError("the statistics are not positive definite, whatever is added to their diagonal")
 
 
-def encode(codec: Planes, w: Tensor, request: Request, factor: Factor) -> dict[str, Tensor]:
+def encode(codec: Codec, w: Tensor, request: Request, factor: Factor) -> dict[str, Tensor]:
     """The parts of a matrix, quantized with feedback.
 
     Args:
-        codec: ``planes`` or ``trellis``.
+        codec: ``planes``, ``trellis`` or one of integers.
         w: float32, bfloat16 or float16 ``[rows, cols]``; whole rows, or of a transposed weight whole columns.
         request: on the device of ``w``; its importance is not used.
         factor: of the matrix's H, on the same device.
@@ -101,9 +103,13 @@ def encode(codec: Planes, w: Tensor, request: Request, factor: Factor) -> dict[s
     Returns:
         The parts as ``codec.encode`` gives them.
     """
+    left = w.to(torch.float32, copy=True)
+    if isinstance(codec, IntegerGroups):
+        assert not factor.transposed  # refused in the plan
+        return _encode_integers(codec, left, request, factor)
+    assert isinstance(codec, Planes)  # the plan has no H for others
     shapes = codec.parts("", tuple(w.shape), request.k)
     parts = {part.name: torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype], device=w.device) for part in shapes}
-    left = w.to(torch.float32, copy=True)
     (_down if factor.transposed else _across)(codec, left, request, factor, parts)
     return parts
 
@@ -115,10 +121,8 @@ def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts
     step = _columns if codec.name == DEFAULT_CODEC else _block
     for first in range(0, cols, codec.cut):
         here = slice(first, min(first + codec.cut, cols))
-        triangle = factor.upper[here, here]
-        weights = triangle.diagonal().square().reciprocal()
-        asked = replace(request, importance=(weights / weights.max())[None].contiguous())
-        made, errors = step(codec, left[:, here].contiguous(), asked, triangle)
+        asked = _weighted(request, factor, here)
+        made, errors = step(codec, left[:, here].contiguous(), asked, factor.upper[here, here])
         words = -(-(here.stop - first) // BLOCK) * request.k
         parts[PACKED][:, first // BLOCK * request.k :][:, :words] = made[PACKED]
         parts[ABSMAX][:, first // codec.cut] = made[ABSMAX][:, 0]
@@ -130,17 +134,56 @@ def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts
 def _down(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
     """From top to bottom, for a transposed weight ``[in, out]``."""
     left[factor.dead] = 0.0
-    asked, rows = replace(request, importance=None), len(left)
-    for first in range(0, rows, _PANEL):
-        here = slice(first, min(first + _PANEL, rows))
-        panel, triangle = left[here], factor.upper[here, here]
-        for i, row in enumerate(panel.split(1)):
-            made = {name: part if name == CODEBOOK else part[first + i][None] for name, part in parts.items()}
+    asked, upper = replace(request, importance=None), factor.upper
+
+    def walk(first: int, stop: int) -> None:
+        """Rows become their errors: the upper half, then the lower one, so that most products are between few rows."""
+        if stop - first == 1:
+            row = left[first:stop]
+            made = {name: part if name == CODEBOOK else part[first:stop] for name, part in parts.items()}
             codec.encode_into(row, asked, made)
-            row.sub_(codec.decode(made, row.shape[1], torch.float32)).div_(triangle[i, i])  # its error from now on
-            panel[i + 1 :].addr_(triangle[i, i + 1 :], row[0], alpha=-1)
-        if here.stop < rows:
-            left[here.stop :].addmm_(factor.upper[here, here.stop :].T, panel, alpha=-1)
+            row.sub_(codec.decode(made, row.shape[1], torch.float32)).div_(upper[first, first])
+            return
+        middle = (first + stop) // 2
+        walk(first, middle)
+        left[middle:stop].addmm_(upper[first:middle, middle:stop].T, left[first:middle], alpha=-1)
+        walk(middle, stop)
+
+    walk(0, len(left))
+
+
+def _encode_integers(codec: IntegerGroups, left: Tensor, request: Request, factor: Factor) -> dict[str, Tensor]:
+    """The parts of integers; ``left`` is what is left of the weights, and is overwritten."""
+    rows, cols = left.shape
+    left[:, factor.dead] = 0.0
+    codes, scales, width = torch.empty_like(left), [], codec.group or cols
+    for first in range(0, cols, width):
+        group = slice(first, first + width)
+        scales.append(codec.scales(left[:, group], _weighted(request, factor, group)))
+        scale = scales[-1].float().view(rows).contiguous()
+        for start in range(first, first + width, BLOCK):
+            here = slice(start, min(start + BLOCK, first + width))
+            codes[:, here], errors = _integers(left[:, here], scale, request.k, factor.upper[here, here])
+            if here.stop < cols:
+                left[:, here.stop :].addmm_(errors, factor.upper[here, here.stop :], alpha=-1)
+    return codec.assemble(codes, torch.cat(scales, 1), request)
+
+
+def _integers(w: Tensor, scale: Tensor, k: int, triangle: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of integers whose scale is known, rounded one by one: codes, and errors in terms of the triangle."""
+    from kbitq import ops
+
+    errors, half = w.contiguous(), 1 << k - 1  # maybe w itself, which nobody reads again
+    words = torch.empty((len(w), k), dtype=torch.int32)
+    levels = torch.arange(-half, half, dtype=torch.float32)
+    ops.feedback_into(errors, triangle.contiguous(), scale, levels, words)
+    return PLANES.indices_of(words, w.shape[1]) - half, errors
+
+
+def _weighted(request: Request, factor: Factor, columns: slice) -> Request:
+    """The request with the error weights of some columns."""
+    weights = factor.upper.diagonal()[columns].square().reciprocal()
+    return replace(request, importance=(weights / weights.max())[None].contiguous())
 
 
 Step = Callable[[Planes, Tensor, Request, Tensor], "tuple[dict[str, Tensor], Tensor]"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kbitq.codecs.base import Part, Request, SpanLike
-from kbitq.errors import CodecError, FormatError
+from kbitq.errors import CodebookError, CodecError, FormatError
 from kbitq.format import BLOCK, is_fused_experts
 
 if TYPE_CHECKING:
@@ -28,6 +28,21 @@ class Output:
     ks: Sequence[int]
     cut: int
     dtype: str = "BF16"
+    settles = False
+    takes: frozenset[str] = frozenset()
+
+    @property
+    def base(self) -> str:
+        """As of an output codec."""
+        return self.name.removesuffix(f"-{self.dtype}")
+
+    def rows_together(self, cols: int) -> int:
+        """As of an output codec."""
+        return 1
+
+    def settle(self, spans: Iterable[Tensor]) -> str | None:
+        """As of an output codec."""
+        return None
 
     def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
         """As of a codec."""
@@ -43,9 +58,8 @@ class Output:
 
     def of_dtype(self, dtype: str) -> str:
         """As of an output codec: dtypes that a format has no scales of go by the nearest that holds them."""
-        stem = self.name.removesuffix(f"-{self.dtype}")
         scale = {"F64": "F32"}.get(dtype, dtype if dtype in DTYPES else "BF16")
-        return stem if scale == "BF16" else f"{stem}-{scale}"
+        return self.base if scale == "BF16" else f"{self.base}-{scale}"
 
     def refusal(self, name: str, shape: Sequence[int]) -> str | None:
         """As of an output codec."""
@@ -56,7 +70,9 @@ class Output:
         return None
 
     def levels(self, spec: Any, k: int) -> tuple[None, str]:
-        """As of a codec: there are none."""
+        """As of a codec: there are none. Raises CodebookError where some are asked for."""
+        if spec != "optimal":
+            raise CodebookError(f"the format {self.output} has levels of its own, so no codebook can be given for it")
         return None, "none"
 
     def encode_into(self, w: Tensor, request: Request, parts: Mapping[str, Tensor]) -> None:
@@ -83,15 +99,12 @@ class Output:
         return torch.cat([sums, blocks[:, :, 2].amax(1)[:, None]], 1)
 
     def place(self, span: SpanLike, k: int) -> dict[str, int]:
-        """As of a codec."""
-        rows = max(span.first_element // span.row_length, 0)
-        column = span.first_element % span.row_length
-        places = {}
-        for part in self.parts("", (max(rows, 1), span.row_length), k):
-            if not part.constant:
-                share = part.nbytes // max(rows, 1)
-                places[part.name] = rows * share + column * share // span.row_length
-        return places
+        """As of a codec; of a part that is turned, as if it were not."""
+        rows, column = divmod(span.first_element, span.row_length)
+        above = self.parts("", (rows, span.row_length), k) if rows else ()
+        before = {part.name: part.nbytes for part in above}
+        one = [part for part in self.parts("", (1, span.row_length), k) if not part.constant]
+        return {part.name: before.get(part.name, 0) + column * part.nbytes // span.row_length for part in one}
 
     def k_of(self, name: str, shapes: Mapping[str, Sequence[int]]) -> int:
         """As of a codec; kbitq does not read its own output of this kind by its metadata."""

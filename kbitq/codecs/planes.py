@@ -86,9 +86,20 @@ class Planes:
         import torch
 
         scales = torch.full_like(parts[ABSMAX], fmt.E4M4_ONE)
-        counting = torch.arange(parts[CODEBOOK].numel(), dtype=torch.float32, device=scales.device)
-        counted = {PACKED: parts[PACKED], ABSMAX: scales, CODEBOOK: counting}
-        return self.decode(counted, cols, torch.float32).to(torch.int64)
+        return self._counted(parts[PACKED], scales, parts[CODEBOOK].numel(), cols).to(torch.int64)
+
+    def indices_of(self, words: Tensor, cols: int) -> Tensor:
+        """The same of planes alone, int32 ``[rows, K]`` of one block: float32 ``[rows, cols]``."""
+        import torch
+
+        scales = torch.full((len(words), 1), fmt.E4M4_ONE, dtype=torch.uint8, device=words.device)
+        return self._counted(words, scales, 1 << words.shape[1], cols)
+
+    def _counted(self, words: Tensor, scales: Tensor, count: int, cols: int) -> Tensor:
+        import torch
+
+        counting = torch.arange(count, dtype=torch.float32, device=words.device)
+        return self.decode({PACKED: words, ABSMAX: scales, CODEBOOK: counting}, cols, torch.float32)
 
     def block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         return self.stats(w, parts)  # a piece of a cut row is a block

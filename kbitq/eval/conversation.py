@@ -9,6 +9,7 @@ import torch
 
 from kbitq.errors import KbitqError
 from kbitq.eval.generation import Generation, check_request, continue_tokens, from_template, tokens_of
+from kbitq.eval.key_values import KeptKeyValues
 
 _NAMES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
 _LEAST_ROOM = 4  # an answer may take at least a 4th of the context: what was said first is forgotten for it
@@ -16,6 +17,8 @@ _LEAST_ROOM = 4  # an answer may take at least a 4th of the context: what was sa
 
 class Conversation:
     """Messages of a user and answers of a model, which is given all of them each time, in its chat template.
+
+    Of these the model reads what is new: what it computed of the tokens that both begin with is kept between answers.
 
     A tokenizer without a template belongs to a base model, which continues text: it is given a transcript, and its
     answer ends where it begins to speak for the user.
@@ -30,6 +33,7 @@ class Conversation:
         self._model, self._tokenizer = model, tokenizer
         self._first = [{"role": "system", "content": system}] if system else []
         self._said: list[dict[str, str]] = []
+        self._kept = KeptKeyValues(model)
         self.forgotten = 0
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
 
@@ -74,7 +78,7 @@ class Conversation:
             ids, room = self._prompt(max_tokens)
             return continue_tokens(
                 self._model, self._tokenizer, ids, max_tokens=room, temperature=temperature, seed=seed, on_text=hear,
-                stops=() if self.has_template else ("\nUser:",),
+                stops=() if self.has_template else ("\nUser:",), kept=self._kept,
             )  # fmt: skip
         finally:
             if pieces:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from kbitq.errors import KbitqError
 from kbitq.eval.failures import told
+from kbitq.eval.key_values import KeptKeyValues
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def continue_tokens(
     seed: int = 0,
     on_text: Callable[[str], None] | None = None,
     stops: Sequence[str] = (),
+    kept: KeptKeyValues | None = None,
 ) -> Generation:
     """Continue tokens, int64 ``[1, n]``.
 
@@ -208,6 +211,7 @@ def continue_tokens(
         seed: of the drawing.
         on_text: called with each new piece of text.
         stops: the text ends before the first of these.
+        kept: what the model computed of an earlier prompt, which this one may begin with; it has this one's after.
 
     Raises:
         KbitqError: the model or its tokenizer fails.
@@ -222,14 +226,30 @@ def continue_tokens(
     with told("the model cannot generate"), torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
         started = time.monotonic()
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, streamer=stream,
-            pad_token_id=padding, stopping_criteria=[stream.stops_now], **sampling,
-        )  # fmt: skip
+        with _reusing(kept, ids, stream) as past:
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, streamer=stream,
+                pad_token_id=padding, stopping_criteria=[stream.stops_now], **sampling, **past,
+            )  # fmt: skip
     if not stream.times:
         raise KbitqError("the model made no token")
     first, last = stream.times[0], stream.times[-1]
     return Generation(stream.text, len(stream.ids), ids.shape[1], first - started, last - first)
+
+
+@contextmanager
+def _reusing(kept: KeptKeyValues | None, ids: torch.Tensor, stream: _Stream) -> Iterator[dict[str, Any]]:
+    """What a model is given of an earlier prompt; what it has read, interrupted or not, is noted at the end."""
+    if kept is None:
+        yield {}
+        return
+    past, ended = kept.begin(ids), False
+    try:
+        yield past
+        ended = True
+    finally:
+        if stream.ids:  # a token is handed over once all before it were read
+            kept.end([*ids[0].tolist(), *stream.ids[:-1]], whole=ended)
 
 
 def memory_of(model: nn.Module) -> Memory:

@@ -25,7 +25,8 @@ from kbitq.format.shapes import (
 FORMAT_VERSION = 1
 CODEC_VERSION = 2  # of a file with a tensor of another codec than the default one
 QUANT_METHOD = "kbitq"
-OUTPUT_FORMATS = ("compressed-tensors", "int8", "fp8", "bnb-nf4")  # of other tools, that are written
+OUTPUT_FORMATS = ("compressed-tensors", "int8", "fp8", "fp8-block", "gptq", "bnb-nf4", "bnb-nf4-double")
+"""Formats of other tools that are written."""
 SCALE_FORMAT = "e4m4"
 METADATA_KEY = "kbitq"  # of a shard's __metadata__
 CONFIG_FILE, CONFIG_KEY = "config.json", "quantization_config"

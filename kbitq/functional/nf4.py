@@ -7,16 +7,14 @@ in blocks of 256 after their mean was taken off.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from kbitq.codecs.nested_scales import mean, nest, unnest
 from kbitq.ops import nf4 as operators
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_NESTED_BLOCK = 256
-_GRID = 65535  # steps of [-1, 1] that nested scales are rounded to before their level is looked up
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class NF4:
         """float32 ``[ceil(n / block)]``."""
         if self.nested_absmax is None or self.nested_offset is None:
             return self.absmax
-        levels = dynamic_map(self.absmax.device)[self.absmax.long()]
-        return levels * _spread(self.nested_absmax, levels.numel()) + self.nested_offset
+        return unnest(self.absmax, self.nested_absmax, self.nested_offset)
 
     def plain(self) -> NF4:
         """The same with scales that are not nested: many calls of :func:`nf4_linear` then decode them once."""
@@ -74,7 +71,7 @@ def quantize_nf4(w: Tensor, block: int = 64, nested: bool = False) -> NF4:
 
     Returns:
         What bitsandbytes makes of ``w`` on a CPU, bit for bit, on whichever device ``w`` is. (The mean of nested scales
-        is torch's, whose last bit may depend on the device.)
+        is torch's with one thread, whose last bit may depend on the device.)
 
     Raises:
         ValueError: the dtype or the block is another.
@@ -117,39 +114,7 @@ def nf4_linear(x: Tensor, q: NF4, bias: Tensor | None = None) -> Tensor:
     return operators.linear(x, q.codes, q.scales(), q.shape[0], q.block, bias)
 
 
-@cache
-def dynamic_map(device: torch.device) -> Tensor:
-    """The 256 ascending levels of 8-bit dynamic quantization (Dettmers 2021): float32 in (-1, 1], on ``device``.
-
-    Seven decades; each next one halves the steps within its decade.
-    """
-    levels = [0.0, 1.0]
-    for decade in range(7):
-        ends = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32)
-        middles = (10.0 ** (decade - 6) * ((ends[:-1] + ends[1:]) / 2)).tolist()
-        levels += [*middles, *(-m for m in middles)]
-    return torch.tensor(sorted(levels), dtype=torch.float32, device=device)
-
-
-def _spread(absmax: Tensor, count: int) -> Tensor:
-    """Each scale of a block of scales, once for each scale in it."""
-    return absmax.repeat_interleave(_NESTED_BLOCK)[:count]
-
-
-@cache
-def _nearest_on_grid(device: torch.device) -> Tensor:
-    """The code of each step of the grid."""
-    levels, steps = dynamic_map(device), torch.arange(_GRID + 1, device=device).double()
-    middles = (levels[:-1] + levels[1:]) / 2
-    return torch.bucketize((2 * steps / _GRID - 1).float(), middles).to(torch.uint8)
-
-
 def _nest(q: NF4) -> NF4:
-    offset = q.absmax.mean()
-    rest = q.absmax - offset
-    padded = torch.nn.functional.pad(rest, (0, -rest.numel() % _NESTED_BLOCK)).view(-1, _NESTED_BLOCK)
-    largest = padded.abs().amax(1)
-    share = rest * _spread(1 / largest, rest.numel())
-    steps = ((share + 1) * 0.5 * _GRID + 0.5).nan_to_num(0.0).clamp(0, _GRID)
-    codes = _nearest_on_grid(q.absmax.device)[steps.long()]
+    offset = mean(q.absmax)
+    codes, largest = nest(q.absmax, offset)
     return replace(q, absmax=codes, nested_absmax=largest, nested_offset=offset)

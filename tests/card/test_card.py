@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from helpers.program import spawn
 from kbitq.card import Subject, command_of, model_card, source_in, source_text
 from kbitq.card.front_matter import split
 from kbitq.card.markdown import code, fenced, inline
@@ -313,11 +312,8 @@ WAYS: dict[str, Callable[[Path], list[object]]] = {
 
 
 def kbitq(*arguments: object, cwd: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kbitq.cli.main", *map(str, arguments)], cwd=cwd, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = spawn(*arguments, cwd=cwd)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("way", WAYS)

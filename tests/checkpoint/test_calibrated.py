@@ -84,6 +84,30 @@ def test_feedback_lowers_the_loss_of_every_tensor(source: Path, stats: Path, cod
     assert set(report.not_made_again) == {*NAMES, OTHER}
 
 
+@pytest.mark.parametrize(("codec", "k"), [("gptq-g32", 4), ("compressed-tensors-g32", 8), ("int8", 8)])
+def test_formats_of_integers_take_feedback_too(tmp_path: Path, codec: str, k: int) -> None:
+    names = [f"model.layers.{i}.up_proj.weight" for i in range(2)]
+    hs = [hessian(96, i) for i in range(2)]
+    stats = written(
+        tmp_path / "stats", [Gathered({n: None}, 96, None, [500], [[h]]) for n, h in zip(names, hs, strict=True)]
+    )
+    draw = torch.Generator().manual_seed(2)
+    plain = {n: torch.randn((64, 96), generator=draw).bfloat16() for n in names}
+    save_file(plain, tmp_path / "model.safetensors")
+    found = {}
+    for label, calibration in (("with", stats), ("without", None)):
+        options = QuantizeOptions(k=k, codec=codec, calibration=calibration, device="cpu")
+        run(plan_quantize(tmp_path / "model.safetensors", out := tmp_path / label, options))
+        dequantize_checkpoint(out, back := tmp_path / f"{label}-back")
+        with safe_open(back / "model.safetensors", "pt") as made:
+            found[label] = [
+                feedback.proxy_loss(plain[n] - made.get_tensor(n), h) for n, h in zip(names, hs, strict=True)
+            ]
+    assert all(a < 0.9 * b for a, b in zip(found["with"], found["without"], strict=True))
+    report = verify(tmp_path / "with", source=tmp_path / "model.safetensors", full=True)
+    assert report.problems == [] and set(report.not_made_again) == set(names)
+
+
 def test_the_bytes_do_not_depend_on_the_tiles(source: Path, stats: Path) -> None:
     whole = quantized(source, "whole.safetensors", stats)
     pieces = quantized(source, "pieces.safetensors", stats, max_memory=2 << 20)
@@ -113,8 +137,13 @@ def test_a_folder_says_what_it_was_made_with(source: Path, stats: Path, tmp_path
     out = tmp_path / "folder"
     run(plan_quantize(source, out, QuantizeOptions(k=3, calibration=stats, device="cpu")))
     report = json.loads((out / "quantization_report.json").read_text())
-    assert report["calibration"] == Statistics.open(stats).fingerprint
-    assert "--calibration stats" in (out / "README.md").read_text()
+    fingerprint = Statistics.open(stats).fingerprint
+    assert report["calibration"] == fingerprint
+    rows = {row["name"]: row.get("calibrated") for row in report["tensors"] if row["verdict"] == "quantized"}
+    assert rows == {**dict.fromkeys((*NAMES, OTHER), fingerprint), "b.up_proj.weight": None}
+    card = (out / "README.md").read_text()
+    assert "--calibration stats" in card and "| Calibration | `stats`, by error feedback |" in card
+    assert "The bytes depend on the kind of device" in card and "Every machine" not in card
     assert any("b.up_proj.weight" in note for note in report["files_not_carried"])
 
 
@@ -134,6 +163,15 @@ def test_experts_have_a_factor_each_and_few_tokens_leave_the_diagonal(tmp_path: 
             errors.append([feedback.proxy_loss(e, h) for e, h in zip(w - made.get_tensor(name), hs, strict=True)])
     assert errors[0][0] < 0.9 * errors[1][0] and errors[0][1] < 0.9 * errors[1][1]
     assert not torch.equal(torch.tensor(errors[0]), torch.tensor(errors[1]))
+
+
+def test_more_damping_than_usual_is_said(source: Path, tmp_path: Path) -> None:
+    h = hessian(160, 1)
+    broken = h - 0.05 * h.diagonal().mean() * torch.eye(160)  # with negative eigenvalues
+    broken.diagonal().clamp_(min=1e-6)
+    stats = written(tmp_path / "stats", [Gathered({OTHER: None}, 160, None, [500], [[broken]])])
+    report = run(plan_quantize(source, tmp_path / "o.safetensors", QuantizeOptions(k=2, calibration=stats)))
+    assert any(f"at most 0.1 of the mean, for {OTHER}" in note for note in report.notes)
 
 
 def test_what_is_refused(source: Path, stats: Path, tmp_path: Path) -> None:

@@ -15,13 +15,16 @@ from safetensors.torch import save_file
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.choose.knapsack import Budget
+from kbitq.choose.selection import TensorRule
 from kbitq.codecs.base import Request, get_codec, output_codec
-from kbitq.codecs.compressed_tensors import CompressedTensors
-from kbitq.errors import CodecError, SelectionError
+from kbitq.errors import CodebookError, CodecError, SelectionError
 from kbitq.functional import dequantize_nf4, quantize_nf4
 
 FORMATS = [("compressed-tensors", 4, 18), ("compressed-tensors-g32", 4, 19), ("compressed-tensors-channel", 8, 40),
-           ("compressed-tensors-g64", 8, 43), ("int8", 8, 40), ("fp8", 8, 31), ("bnb-nf4", 4, 20)]  # fmt: skip
+           ("compressed-tensors-g64", 8, 43), ("int8", 8, 40), ("fp8", 8, 31), ("fp8-block", 8, 31), ("gptq", 4, 18),
+           ("gptq-g32", 8, 43), ("gptq-channel", 4, 17), ("bnb-nf4", 4, 20), ("bnb-nf4-double", 4, 20)]  # fmt: skip
+ROWS = (48, 56, 200)
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -33,7 +36,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def make_source(folder: Path, dtype: torch.dtype = torch.bfloat16, **more: torch.Tensor) -> Path:
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        f"model.layers.{i}.mlp.up_proj.weight": (0.05 * torch.randn(48 + i, 256, generator=generator)).to(dtype)
+        f"model.layers.{i}.mlp.up_proj.weight": (0.05 * torch.randn(ROWS[i], 256, generator=generator)).to(dtype)
         for i in range(3)
     }
     tensors["model.layers.0.mlp.up_proj.weight"][3] = 0
@@ -71,7 +74,7 @@ def test_what_is_written_reads_back(source: Path, tmp_path: Path, codec: str, k:
         if "up_proj" not in name:
             assert torch.equal(after[name], w), name
             continue
-        assert after[name].dtype == w.dtype
+        assert after[name].dtype == (torch.float16 if (codec[:4], w.dtype) == ("gptq", torch.float32) else w.dtype)
         noise += float((after[name].double() - w.double()).square().sum())
         signal += float(w.double().square().sum())
     assert 10 * torch.tensor(signal / noise).log10().item() > least_db
@@ -90,6 +93,46 @@ def test_the_config_says_what_it_is(tmp_path: Path) -> None:
     made(source, tmp_path / "nf4", "bnb-nf4", 4)
     said = json.loads((tmp_path / "nf4" / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == "bitsandbytes" and said["llm_int8_skip_modules"] == ["lm_head"]
+    made(source, tmp_path / "gptq", "gptq", 4)
+    said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
+    assert (said["bits"], said["group_size"], said["checkpoint_format"], said["desc_act"]) == (4, 128, "gptq", False)
+    assert "modules_in_block_to_quantize" not in said
+    made(source, tmp_path / "some", "gptq-channel", 8, rules=(TensorRule("*layers.1*", keep=True),))
+    said = json.loads((tmp_path / "some" / "config.json").read_text())["quantization_config"]
+    assert (said["bits"], said["group_size"]) == (8, -1)
+    assert said["modules_in_block_to_quantize"] == [[f"model.layers.{i}.mlp.up_proj" for i in (0, 2)]]
+    assert list(said["dynamic"]) == [r"-:^model\.layers\.1\.mlp\.up_proj$"]
+
+
+def test_gptq_is_what_the_layout_says(tmp_path: Path) -> None:
+    source, name = make_source(tmp_path / "model"), "model.layers.2.mlp.up_proj."
+    made(source, tmp_path / "out", "gptq-g64", 4)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        words, scales, zeros, index = (file.get_tensor(name + p) for p in ("qweight", "scales", "qzeros", "g_idx"))
+    assert words.shape == (32, 200) and scales.shape == (4, 200) and zeros.shape == (4, 25)
+    assert torch.equal(index, torch.arange(256, dtype=torch.int32) // 64) and bool((zeros == 0x77777777).all())
+    codes = (words[:, None] >> (4 * torch.arange(8)[None, :, None])) & 15
+    by_hand = (codes.reshape(256, 200).float() - 8) * scales.float().repeat_interleave(64, 0)
+    assert torch.equal(by_hand.t().bfloat16(), values(tmp_path / "out")[name + "weight"])
+
+
+def test_double_scales_are_those_of_the_operators(tmp_path: Path) -> None:
+    source, name = make_source(tmp_path / "model"), "model.layers.2.mlp.up_proj.weight"
+    report = made(source, tmp_path / "out", "bnb-nf4-double", 4)
+    with (
+        safe_open(source / "model.safetensors", "pt") as before,
+        safe_open(tmp_path / "out" / "model.safetensors", "pt") as after,
+    ):
+        q = quantize_nf4(before.get_tensor(name), nested=True)
+        assert torch.equal(after.get_tensor(name + ".absmax"), q.absmax)
+        assert torch.equal(after.get_tensor(name + ".nested_absmax"), q.nested_absmax)
+        state = json.loads(bytes(after.get_tensor(name + ".quant_state.bitsandbytes__nf4").tolist()))
+        assert state["nested_offset"] == q.nested_offset.item() and state["nested_blocksize"] == 256
+    error = values(source)[name].double() - dequantize_nf4(q, torch.float32).double()
+    row = next(row for row in report.tensors if row["name"] == name)
+    assert row["sqnr_db"] == pytest.approx(
+        10 * (values(source)[name].double().square().sum() / error.square().sum()).log10()
+    )
 
 
 def test_nf4_is_that_of_the_operators(tmp_path: Path) -> None:
@@ -105,27 +148,41 @@ def test_nf4_is_that_of_the_operators(tmp_path: Path) -> None:
         assert torch.equal(after.get_tensor(name).view(-1), q.codes)
         assert torch.equal(after.get_tensor(name + ".absmax"), q.absmax)
         state = bytes(after.get_tensor(name + ".quant_state.bitsandbytes__nf4").tolist())
-        assert json.loads(state) == {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [49, 256]}
+        assert json.loads(state) == {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [56, 256]}
     assert torch.equal(values(tmp_path / "out")[name], dequantize_nf4(q))
 
 
-@pytest.mark.parametrize("codec, k", [("compressed-tensors-g32", 4), ("int8", 8), ("bnb-nf4", 4)])
+@pytest.mark.parametrize(
+    "codec, k",
+    [
+        ("compressed-tensors-g32", 4),
+        ("int8", 8),
+        ("bnb-nf4", 4),
+        ("gptq-g32", 4),
+        ("gptq-channel", 8),
+        ("fp8-block", 8),
+        ("bnb-nf4-double", 4),
+    ],
+)
 def test_tiles_of_any_size_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, k: int
 ) -> None:
     source = make_source(tmp_path / "model")
     made(source, tmp_path / "whole", codec, k)
     monkeypatch.setattr("kbitq.checkpoint.source.tile_reader.MIN_TILE_BYTES", 64)
-    for tile in (200, 3000):  # a row is cut, some rows
+    for tile in (200, 3000, 40000):  # a row is cut, some rows
         monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda *_, tile=tile: tile)
         made(source, tmp_path / f"{tile}", codec, k)
         for name in ("model.safetensors", "quantization_report.json", "SHA256SUMS"):
             assert (tmp_path / f"{tile}" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", ["compressed-tensors", "gptq", "bnb-nf4-double"])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
     source = make_source(tmp_path / "model")
-    made(source, tmp_path / "whole", "compressed-tensors", 4)
+    made(source, tmp_path / "whole", codec, 4)
     monkeypatch.setattr("kbitq.checkpoint.passes.journal.SYNC_SECONDS", 0.0)
     monkeypatch.setattr("kbitq.checkpoint.quantization.tile_bytes", lambda *_: 4096)
 
@@ -133,11 +190,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatc
         if at.bytes_done > 0.8 * at.bytes_total:
             raise KeyboardInterrupt
 
-    plan = plan_quantize(source, tmp_path / "out", QuantizeOptions(k=4, codec="compressed-tensors"))
+    plan = plan_quantize(source, tmp_path / "out", QuantizeOptions(k=4, codec=codec))
     with pytest.raises(KeyboardInterrupt):
         run(plan, stop)
     assert not (tmp_path / "out").exists()
-    report = made(source, tmp_path / "out", "compressed-tensors", 4)
+    report = made(source, tmp_path / "out", codec, 4)
     assert report.reused[0] > 0
     whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == whole
@@ -149,6 +206,14 @@ def test_what_a_format_cannot_hold_is_refused_in_the_plan(tmp_path: Path) -> Non
         with pytest.raises(SelectionError, match=r"layers\.9.*200 columns"):
             plan_quantize(odd, tmp_path / "out", QuantizeOptions(k=k, codec=codec))
     made(odd, tmp_path / "kept", "bnb-nf4", 4, exclude=("*layers.9*",))
+    head = make_source(tmp_path / "head")
+    with pytest.raises(SelectionError, match=r"lm_head\.weight is not the weight of one of the model's layers"):
+        plan_quantize(head, tmp_path / "out", QuantizeOptions(k=4, codec="gptq", include=("lm_head*",)))
+    with pytest.raises(SelectionError, match="49 x 256"):
+        narrow = make_source(
+            tmp_path / "narrow", **{"model.layers.9.mlp.up_proj.weight": torch.ones(49, 256).bfloat16()}
+        )
+        plan_quantize(narrow, tmp_path / "out", QuantizeOptions(k=4, codec="gptq"))
     experts = make_source(tmp_path / "moe", **{"model.layers.9.mlp.experts.up_proj": torch.ones(4, 64, 128).bfloat16()})
     with pytest.raises(SelectionError, match="3 dimensions"):
         plan_quantize(experts, tmp_path / "out", QuantizeOptions(k=4, codec="compressed-tensors"))
@@ -158,24 +223,32 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     source = make_source(tmp_path / "model")
 
     def plan(out: str = "out", k: int | None = 4, **options: Any) -> Any:
-        return plan_quantize(source, tmp_path / out, QuantizeOptions(k=k, codec="compressed-tensors", **options))
+        return plan_quantize(source, tmp_path / out, QuantizeOptions(k=k, **{"codec": "compressed-tensors", **options}))
 
     for call, said in (
         (lambda: plan(k=3), "K = 3"),
         (lambda: plan("out.safetensors"), "folder"),
         (lambda: plan(device="cuda"), "CPU"),
-        (lambda: plan(calibration=tmp_path), "calibration"),
+        (lambda: plan(codebook="nf"), "levels of its own"),
+        (lambda: plan(rules=(TensorRule("*layers.1*", codebook="fit"),)), "levels of its own"),
+        (lambda: plan(k=None, budget=Budget(bpw=4.5), codec="gptq"), "one K for all"),
+        (lambda: plan(k=8, codec="fp8", calibration=tmp_path), "calibration cannot be used"),
+        (lambda: plan(codec="bnb-nf4", importance=tmp_path), "importance cannot be used"),
+        (lambda: plan(codec="gptq", rules=(TensorRule("*layers.1*", k=8),)), "rules cannot be used"),
+        (lambda: plan(rules=(TensorRule("*layers.1*", codec="trellis"),)), "cannot change the codec"),
+        (lambda: plan(k=8, codec="fp8-block", max_memory=100_000), "more than max_memory"),
     ):
-        with pytest.raises(SelectionError, match=said):
+        with pytest.raises((SelectionError, CodebookError), match=said):
             call()
-    for name in ("compressed-tensors-g48", "compressed-tensors-row", "int8-g32", "bnb-nf4-x"):
+    for name in ("compressed-tensors-g48", "compressed-tensors-row", "int8-g32", "bnb-nf4-x", "gptq-g96", "gptq-F32",
+                 "bnb-nf4-double:x", "bnb-nf4-double:nan", "bnb-nf4:0.1"):  # fmt: skip
         with pytest.raises(CodecError, match="not known"):
             get_codec(name)
     assert output_codec("planes") is None and output_codec("trellis/128") is None
 
 
 def test_mse_is_better_and_rows_may_be_cut() -> None:
-    codec = CompressedTensors("compressed-tensors-g32", "compressed-tensors", 32, "BF16")
+    codec = get_codec("compressed-tensors-g32")
     w = torch.randn(6, 96, generator=torch.Generator().manual_seed(1))
     errors = {}
     for scale in ("mse", "absmax"):
@@ -187,7 +260,10 @@ def test_mse_is_better_and_rows_may_be_cut() -> None:
     assert errors["mse"] < 0.97 * errors["absmax"]
 
 
-@pytest.mark.parametrize("codec, k", [("compressed-tensors-g64", 4), ("fp8", 8), ("bnb-nf4", 4)])
+@pytest.mark.parametrize(
+    "codec, k",
+    [("compressed-tensors-g64", 4), ("fp8", 8), ("fp8-block", 8), ("gptq", 4), ("bnb-nf4", 4), ("bnb-nf4-double", 4)],
+)
 def test_verify(tmp_path: Path, codec: str, k: int) -> None:
     source, out = make_source(tmp_path / "model"), tmp_path / "out"
     made(source, out, codec, k)

@@ -57,6 +57,25 @@ def test_inspect_shows_what_is_in_it(stats: Path, kbitq: Kbitq) -> None:
     assert kbitq("inspect", stats, "--quiet") == (0, table["fingerprint"] + "\n", "")
 
 
+def test_inspect_says_that_a_model_was_calibrated(model: Path, stats: Path, tmp_path: Path, kbitq: Kbitq) -> None:
+    assert kbitq("quantize", model, "--k", 2, "--calibration", stats, "-o", tmp_path / "out", "--quiet")[0] == 0
+    code, out, err = kbitq("inspect", tmp_path / "out")
+    assert code == 0, err
+    fingerprint = json.loads((tmp_path / "out/quantization_report.json").read_text())["calibration"]
+    assert f"all tensors, by error feedback with the statistics {fingerprint[:12]}..." in out
+
+
+def test_statistics_of_another_model_are_refused(stats: Path, tmp_path: Path, kbitq: Kbitq) -> None:
+    from safetensors.torch import save_file
+    from torch import randn
+
+    save_file({"h.0.weight": randn(64, 128)}, tmp_path / "other.safetensors")
+    for option in ("--calibration", "--importance"):
+        code, _, err = kbitq("quantize", tmp_path / "other.safetensors", "--k", 2, option, stats)
+        assert code != 0
+        assert "none of the 1 tensors" in err or "another model, or of this one under other names: model." in err
+
+
 def test_quantize_takes_it_as_importance(model: Path, stats: Path, tmp_path: Path, kbitq: Kbitq) -> None:
     out = tmp_path / "k3"
     code, _, err = kbitq("quantize", model, "--k", 3, "--importance", stats, "-o", out, "--quiet")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fake_hub import FakeHub, HostedRepo, commit_of
-from helpers.program import Result, spawn
+from helpers.program import Kbitq, Result, spawn
 
 
 @pytest.fixture
@@ -107,8 +107,9 @@ def test_a_damaged_checkpoint_is_not_published(hub: FakeHub, tiny: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["made", "me/made/x", "me/made@v1", "./made", ""])
-def test_what_is_no_repository(name: str, hub: FakeHub, tiny: Path, tmp_path: Path) -> None:
+def test_what_is_no_repository(name: str, kbitq: Kbitq, tiny: Path) -> None:
+    """Said before anyone is asked."""
     for command in (["push", tiny, name], ["quantize", tiny, "--k", 3, "--push", name]):
-        code, out, err = run_on(hub, tmp_path, *command)
+        code, out, err = kbitq(*command)
         assert (code, out) == (2, "")
         assert "write it as org/name" in err

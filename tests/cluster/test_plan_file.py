@@ -62,6 +62,12 @@ def test_the_hash_is_over_everything(plan: Path) -> None:
     ({"out": "/tmp/x/../../etc/out"}, "is not a place to write to"),
     ({"page": 1}, "is not a place to write to"),
     ({"chunk_bytes": 0}, "is not a place to write to"),
+    ({"chunk_bytes": 1e999}, "its options make no sense"),
+    ({"page": {}}, "its options make no sense"),
+    ({"out": "/tmp/a\0b"}, "is missing: the plan was finished, or"),
+    ({"source": 3}, "its options make no sense"),
+    ({"source": "/tmp/a\0b"}, "."),
+    ({"source_files": [1]}, "is not the file that"),
     ({"options": {"k": 3}}, "its options make no sense"),
     ({"options": None}, "its options make no sense"),
     ({"source": "/nowhere/at/all"}, "does not exist"),
@@ -176,6 +182,10 @@ def test_parts_of_the_environment() -> None:
     assert part_of_environment({"RANK": "1", "WORLD_SIZE": "4"}) == Part(1, 4)
     slurm = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"}
     assert part_of_environment(slurm) == Part(2, 4)
+    odd = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "0"}
+    assert part_of_environment({**odd, "SLURM_ARRAY_TASK_STEP": "2"}) == Part(3, 4)
+    with pytest.raises(OptionError, match="there is no part 6/4"):
+        part_of_environment(odd)
     assert parse_part("3/4") == Part(3, 4)
     for wrong in ("4/4", "1", "a/b", "-1/2", "1/0", ""):
         with pytest.raises(OptionError):

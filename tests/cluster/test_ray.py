@@ -17,7 +17,11 @@ from safetensors.torch import save_file
 from helpers.checkpoints import bytes_of
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 from kbitq.checkpoint.passes.journal_lines import parsed_line
-from kbitq.cluster import Part, finish, work
+from kbitq.cluster import Part, finish, ray_tasks, save_plan, work
+from kbitq.cluster.job import Job
+from kbitq.cluster.ray_launcher import _Launcher, quantize_on_ray
+from kbitq.cluster.ray_nodes import RayOptions, room_of
+from kbitq.errors import BuildError, ClusterError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (make test-ray)")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -117,6 +121,46 @@ def stop_a_writer(out: Path) -> bool:
                 continue
             return True
     return False
+
+
+def test_workers_have_the_cores_and_gpus_that_ray_gives_them(
+    nodes: Nodes, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node that says it has two GPUs: what the tasks find there is written down instead of being computed on."""
+
+    def note(path: str, phase: str, index: int, count: int, device: str) -> dict[str, Any]:
+        ray_tasks._take_devices(device)
+        time.sleep(0.2)
+        found = os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], torch.get_num_threads(), device
+        (Path(path).parent / f"{phase}-{index}").write_text(" ".join(map(str, found)))
+        return {}
+
+    plan = plan_quantize(source, tmp_path / "out", OPTIONS)
+    options = RayOptions(address=nodes.address, gpus_per_worker=1)
+    with pytest.raises(ClusterError, match=r"room for a worker of 1 cores and 1 GPUs: .* at most 0 GPUs are in one"):
+        quantize_on_ray(plan, options)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of the tests; a user's own would count
+    node = nodes.cluster.add_node(num_cpus=4, num_gpus=2, object_store_memory=80 << 20)
+    ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        nodes.cluster.wait_for_nodes()
+        if not torch.cuda.is_available():
+            with pytest.raises(BuildError, match=r"^\S+: device cuda cannot be used: "):
+                quantize_on_ray(plan, options)
+        monkeypatch.setattr(ray_tasks, "do_part", note)
+        room = room_of(ray, options)
+        launcher = _Launcher(ray, Job(save_plan(plan).path), options, room, None, print)
+        launcher._run_phase("scan", launcher.job.chunks)
+    finally:
+        ray.shutdown()
+        nodes.cluster.remove_node(node)
+    assert (room.cpus, room.slots) == (2, 2)
+    found = [path.read_text().split() for path in (tmp_path / ".out.kbitq-partial").glob("scan-*")]
+    assert len(found) == min(40, len(launcher.job.chunks))
+    assert {tuple(what[2:]) for what in found} == {("2", "cuda")}
+    assert {what[1] for what in found} == {"0", "1"}
+    assert len({what[0] for what in found}) == len({tuple(what[:2]) for what in found})  # a process has one GPU
 
 
 def test_a_worker_that_hangs_is_ended(nodes: Nodes, source: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Error feedback: against a slow float64 version, and against quantizing without it."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from kbitq import ops
 from kbitq.codecs import feedback, reference
 from kbitq.codecs.base import Request, get_codec
+from kbitq.codecs.integer_groups import IntegerGroups
 from kbitq.errors import CalibrationError
 
 CODECS = ("planes", "trellis", "trellis/128")
@@ -82,6 +85,42 @@ def test_it_is_never_worse_than_without(codec: str, rows: int, cols: int, engine
         assert {n: p.shape for n, p in made.items()} == {
             p.name: p.shape for p in get_codec(codec).parts("", (rows, cols), 2)
         }
+
+
+def integers_by_hand(w: np.ndarray, h: np.ndarray, k: int, codec: IntegerGroups) -> np.ndarray:
+    """W' of integers in float64, column by column; the scales of a group are the codec's own choice."""
+    damped = h + feedback.DAMPING * np.diag(h).mean() * np.eye(len(h))
+    upper = np.linalg.cholesky(np.linalg.inv(damped)).T
+    left, made, half = w.astype(np.float64).copy(), np.zeros_like(w, np.float64), 1 << k - 1
+    for j in range(w.shape[1]):
+        if j % (codec.group or w.shape[1]) == 0:
+            group = slice(j, j + (codec.group or w.shape[1]))
+            weight = torch.from_numpy(1 / np.diag(upper)[group] ** 2).float()[None]
+            asked = Request(k, torch.ones(1), importance=weight / weight.max())
+            scale = codec.scales(torch.from_numpy(left[:, group]).float(), asked).double().numpy()[:, 0]
+        made[:, j] = np.clip(np.round(left[:, j] / scale), -half, half - 1) * scale
+        left[:, j + 1 :] -= np.outer((left[:, j] - made[:, j]) / upper[j, j], upper[j, j + 1 :])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [("compressed-tensors-g32-F32", 4), ("compressed-tensors-channel-F32", 8), ("gptq-g64-F16", 4), ("int8-F32", 8)],
+)
+def test_integers_have_the_loss_of_the_slow_version(name: str, k: int) -> None:
+    w = torch.randn(24, 128, generator=torch.Generator().manual_seed(k))
+    h, codec = correlated(128, k), get_codec(name)
+    assert isinstance(codec, IntegerGroups)
+    request = Request(k, torch.ones(1))
+    losses = []
+    for parts in (feedback.encode(codec, w, request, feedback.factorise(h)), codec.encode(w, request)):
+        losses.append(feedback.proxy_loss(w - codec.decode(parts, 128, torch.float32), h))
+        assert {n: p.numel() for n, p in parts.items()} == {
+            p.name: math.prod(p.shape) for p in codec.parts("", (24, 128), k)
+        }
+    slow = w - torch.from_numpy(integers_by_hand(w.numpy(), h.double().numpy(), k, codec)).float()
+    assert losses[0] == pytest.approx(feedback.proxy_loss(slow, h), rel=0.02)
+    assert losses[0] < 0.9 * losses[1]
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -1,5 +1,6 @@
 """Outputs in other tools' formats, loaded and run by transformers with the formats' own packages, where these are."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ from safetensors.torch import load_file
 
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 
-PACKAGES = {"bnb-nf4": "bitsandbytes"}
+PACKAGES = {"bnb-nf4": "bitsandbytes", "bnb-nf4-double": "bitsandbytes", "gptq": "gptqmodel", "gptq-g32": "gptqmodel"}
 # What the logits may differ from those of the source, as a share of their norm.
 LOADED = [("compressed-tensors", 4, 0.4), ("compressed-tensors-channel", 8, 0.05), ("int8", 8, 0.06), ("fp8", 8, 0.15),
-          ("bnb-nf4", 4, 0.4)]  # fmt: skip
+          ("fp8-block", 8, 0.15), ("gptq", 4, 0.4), ("gptq-g32", 8, 0.05), ("bnb-nf4", 4, 0.4),
+          ("bnb-nf4-double", 4, 0.4)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +30,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(folder: Path) -> torch.Tensor:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GPTQConfig
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    options = {}
+    said = json.loads((folder / "config.json").read_text()).get("quantization_config", {})
+    if said.get("quant_method") == "gptq":  # its other kernels are compiled when they are first used
+        options["quantization_config"] = GPTQConfig(bits=said["bits"], backend="gptq_torch")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options)
     with torch.no_grad():
         return model(torch.arange(24)[None]).logits.float()
 
@@ -47,16 +53,19 @@ def test_transformers_loads_and_runs_it(source: Path, tmp_path: Path, codec: str
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_nf4_is_byte_for_byte_what_bitsandbytes_saves(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["bnb-nf4", "bnb-nf4-double"])
+def test_nf4_is_byte_for_byte_what_bitsandbytes_saves(source: Path, tmp_path: Path, codec: str) -> None:
     pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=codec.endswith("double")
+    )
     model = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.bfloat16, quantization_config=settings, device_map="cpu"
     )
     model.save_pretrained(tmp_path / "theirs")
-    run(plan_quantize(source, tmp_path / "ours", QuantizeOptions(k=4, codec="bnb-nf4")))
+    run(plan_quantize(source, tmp_path / "ours", QuantizeOptions(k=4, codec=codec)))
     theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
     assert set(theirs) == set(ours)
     for name, tensor in theirs.items():

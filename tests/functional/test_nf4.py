@@ -8,7 +8,7 @@ import torch
 
 from kbitq import functional
 from kbitq._core import core
-from kbitq.functional.nf4 import dynamic_map
+from kbitq.codecs.nested_scales import dynamic_map
 
 # dtype, shape, block, nested; digests of codes and scales, and of what they decode to (made by bitsandbytes).
 BITSANDBYTES = [

@@ -56,7 +56,7 @@ class FakeHub:
         self._faults: list[list] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def fail(self, path_part: str, status: int, times: int = 1, message: str = "planned") -> None:
         self._faults.append([path_part, status, times, message])
@@ -76,6 +76,7 @@ class FakeHub:
 class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the client to acknowledge the headers
 
     def log_message(self, *_: object) -> None:
         """Silent."""

@@ -1,14 +1,18 @@
 """Processes of their own that are there at once: forked from one that has imported torch and numpy, no more.
 
-Importing torch takes two seconds of a core, and the tests start a hundred processes. What such a process sees is what
-``python -m MODULE`` or ``python -c CODE`` would see, but for those two packages. Tests of the start itself
-(``tests/cli/test_startup.py``) use ``subprocess``.
+Importing torch takes two seconds of a core, and two more go into the parts of it, SymPy and SciPy that a model of
+transformers needs; the tests start a hundred processes. What such a process sees is what ``python -m MODULE`` or
+``python -c CODE`` would see, but for those packages: neither kbitq nor a guest of it (transformers, accelerate, PEFT,
+huggingface_hub) is there. Tests of the start itself (``tests/cli/test_startup.py``) use ``subprocess``.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -22,6 +26,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TIMEOUT = 120.0  # seconds
+BEFORE = (
+    "numpy", "torch", "torch._dynamo", "torch._inductor.test_operators", "torch.distributed.fsdp",
+    "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.elastic.agent.server.api",
+    "torch.nested", "scipy.optimize", "sympy", "jinja2", "httpx2", "psutil", "regex", "tqdm", "yaml",
+)  # fmt: skip
+"""What has been imported in a fresh process: packages that know nothing of kbitq and that kbitq changes nothing of."""
 
 
 class Finished(NamedTuple):
@@ -113,9 +123,10 @@ def _server() -> socket.socket:
 
 def _serve(channel: socket.socket) -> dict[str, Any]:
     """Fork for each job; returns the job in the child."""
-    import numpy  # noqa: F401
-    import torch  # noqa: F401
-
+    for package in BEFORE:
+        with contextlib.suppress(ImportError):  # torch without a part of it: what needs the part imports it, or says so
+            importlib.import_module(package)
+    gc.freeze()  # a process need not search them all for garbage while it imports more
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not message:

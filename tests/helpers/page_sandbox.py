@@ -220,8 +220,8 @@ class Sandbox:
         return self._run(_started, ("bash", "-c", f"set -o pipefail; {line}"))
 
     def python(self, code: str) -> tuple[int, str]:
-        """Runs a program in an interpreter of its own."""
-        return self._run(_started, (sys.executable, "-c", code))
+        """Runs a program in an interpreter of its own, where nothing of kbitq or of transformers has been imported."""
+        return self._run(fresh.Process, ("-c", code))
 
     def _run(self, start: Callable[..., Any], arguments: tuple[str, ...]) -> tuple[int, str]:
         terminal, end = pty.openpty()

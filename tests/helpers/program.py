@@ -2,9 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
+from safetensors.numpy import save_file
 
 from helpers import fresh
 
@@ -27,6 +30,18 @@ def spawn(*arguments: object, **options: Any) -> Result:
     return Result(*fresh.run(*PROGRAM[1:], *arguments, **options))
 
 
+def in_this_process(capsys: pytest.CaptureFixture[str]) -> Kbitq:
+    """The program without a process of its own."""
+    from kbitq.cli.main import run
+
+    def call(*arguments: object) -> Result:
+        code = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
 def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     """Two layers with a matrix to quantize each, and one of everything that is kept."""
     draw = np.random.default_rng(seed)
@@ -42,3 +57,10 @@ def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     tensors["model.positions"] = np.arange(8, dtype=np.int64)
     tensors["model.nothing"] = np.zeros((0, 64), dtype=np.float32)
     return tensors
+
+
+def save_tiny(folder: Path) -> Path:
+    """A one-file checkpoint of ``tiny_tensors``."""
+    path = folder / "tiny.safetensors"
+    save_file(tiny_tensors(), path)
+    return path

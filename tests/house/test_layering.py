@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "calibration.statistics", "card", "checkpoint.source", "checkpoint.output", "checkpoint.plan", "choose",
         "codecs", "format", "ops", "quantized",
     },
-    "checkpoint.written": {"checkpoint.source", "checkpoint.passes", "codecs", "format", "ops"},
+    "checkpoint.written": {"checkpoint.source", "checkpoint.passes", "choose", "codecs", "format", "ops"},
     # The jobs, a file each: they import the rooms, and no room imports them.
     "checkpoint": {
         "checkpoint.source", "checkpoint.output", "checkpoint.plan", "checkpoint.passes", "checkpoint.written",

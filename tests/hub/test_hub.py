@@ -235,8 +235,8 @@ def test_short_answers_do_not_go_on_for_ever(hub: FakeHub, tiny: Repo, tmp_path:
 def test_short_answers_that_bring_something_are_enough(
     hub: FakeHub, tiny: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_LEAST_PROGRESS_BYTES", 1000)
-    hub.longest = 1000
+    monkeypatch.setattr(remote, "_LEAST_PROGRESS_BYTES", 8000)
+    hub.longest = 8000
     run(plan_quantize(HubStorage(tiny), tmp_path / "out", QuantizeOptions(k=3)))
     hub.longest = None
     run(plan_quantize(HubStorage(tiny), tmp_path / "usual", QuantizeOptions(k=3)))
@@ -265,12 +265,12 @@ def test_a_run_that_short_answers_ended_goes_on(
 
 
 def test_reads_are_cut_into_requests(hub: FakeHub, tiny: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "REQUEST_BYTES", 1000)
+    monkeypatch.setattr(remote, "REQUEST_BYTES", 10_000)
     file = HubStorage(tiny).open("model.safetensors")
     buffer = bytearray(file.size - 7)
     file.read_into(memoryview(buffer), 7)
     assert bytes(buffer) == hub.repos["someone/tiny"].files["model.safetensors"][7:]
-    assert len(hub.ranges) == -(-len(buffer) // 1000)
+    assert len(hub.ranges) == -(-len(buffer) // 10_000)
 
 
 def test_a_full_disk_stays_a_full_disk(hub: FakeHub, tiny: Repo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 """``KbitqConfig``: each documented use in a process of its own, and options that there are not."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 
 import kbitq
+from helpers import fresh
 from helpers.small_models import auto_class
 from kbitq.errors import OptionError
 
@@ -28,6 +27,12 @@ USES = {
 }  # fmt: skip
 
 
+STRICT = """import warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "You passed `quantization_config`", UserWarning)
+"""
+
+
 @pytest.mark.parametrize("use", USES)
 def test_a_use_as_documented_in_a_fresh_process(use: str, folders) -> None:
     source, folder = folders("llama", 3)
@@ -36,8 +41,7 @@ def test_a_use_as_documented_in_a_fresh_process(use: str, folders) -> None:
         up = model.model.layers[0].mlp.up_proj
         print(type(up).__name__, getattr(up, "k", None), model.dtype)
     """)
-    command = [sys.executable, "-W", "error", "-W", "ignore:You passed `quantization_config`:UserWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = fresh.run("-c", STRICT + code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [*(["Linear", "None"] if "decoded" in use else ["KbitLinear", "3"]), "torch.bfloat16"]
 

@@ -1,10 +1,10 @@
 """kbitq is a guest in torch, transformers and PEFT: it registers where they offer it, and changes nothing else."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from helpers import fresh
 
 pytest.importorskip("peft", reason="peft is not installed")
 
@@ -87,8 +87,8 @@ REGISTERED = {
 ``torch.serialization.add_safe_globals`` the class of a quantized tensor."""
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+def run(code: str) -> fresh.Finished:
+    return fresh.run("-c", code)
 
 
 def test_nothing_but_the_tables_of_quantizers_changes(folders) -> None:

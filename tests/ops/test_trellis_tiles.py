@@ -72,15 +72,15 @@ def test_tiles_give_the_words_back(codec, k, rows, cols, seed):
     assert torch.equal(again[1], absmax)
 
 
-@pytest.mark.parametrize("k", KS)
-def test_every_bit_has_a_place_of_its_own(k):
+@pytest.mark.parametrize(("codec", "k"), [*(("trellis", k) for k in KS), *(("planes", k) for k in (2, 3, 4, 5))])
+def test_every_bit_has_a_place_of_its_own(codec, k):
     """One bit set in the words is one bit set in the tiles, a different one each time: nothing is stored twice."""
     seen = set()
     for word in range(8 * k):
         for bit in range(32):
             packed = torch.zeros(16, 8 * k, dtype=torch.int32)
             packed[bit % 16, word] = torch.tensor(1 << bit, dtype=torch.int64).int()
-            flat = torch.ops.kbitq.tile(packed, torch.zeros(16, 8, dtype=torch.uint8), 256, "trellis").flatten()
+            flat = torch.ops.kbitq.tile(packed, torch.zeros(16, 8, dtype=torch.uint8), 256, codec).flatten()
             (where,) = flat.nonzero(as_tuple=True)
             assert len(where) == 1
             value = int(flat[where[0]]) & 0xFFFFFFFF

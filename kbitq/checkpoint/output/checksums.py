@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from kbitq.checkpoint.source.open import Checkpoint
@@ -71,11 +72,13 @@ def stored_digest(storage: Storage, name: str, meter: ProgressMeter | None = Non
 _HASH_BYTES = 1 << 20
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+def sha256(path: Path, told: Callable[[int], object] | None = None) -> str:
+    """SHA-256 of a file, in hexadecimal. ``told`` hears of bytes that were read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(_HASH_BYTES)
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
+            if told is not None:
+                told(count)
     return digest.hexdigest()

@@ -13,10 +13,13 @@ from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage
 from kbitq.errors import CheckpointError, OutputExistsError
 
 
-def default_output(storage: Storage, label: str) -> Path:
-    """``NAME-label.safetensors`` or ``NAME-label`` beside the source; of a Hub cache, in the current folder."""
+def default_output(storage: Storage, label: str, *, folder: bool = False) -> Path:
+    """``NAME-label.safetensors`` or ``NAME-label`` beside the source; of a Hub cache, in the current folder.
+
+    ``folder``: the latter for a file too.
+    """
     if isinstance(storage, LocalFileStorage):
-        return storage.given.parent / f"{storage.name}-{label}.safetensors"
+        return storage.given.parent / f"{storage.name}-{label}{'' if folder else '.safetensors'}"
     if isinstance(storage, LocalFolderStorage) and not storage.in_hub_cache:
         return storage.root.parent / f"{storage.name}-{label}"
     return Path(f"{storage.name}-{label}")

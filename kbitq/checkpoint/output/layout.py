@@ -47,6 +47,11 @@ class Shard:
         """Byte of the file at which each stored tensor begins."""
         return {p.entry.name: self.header_nbytes + p.start for p in self.placed}
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each stored tensor."""
+        return {p.entry.name: p.entry.shape for p in self.placed}
+
     def header(self) -> bytes:
         """The bytes before the data; call once the statistics in ``meta`` are known."""
         return self._header.filled()

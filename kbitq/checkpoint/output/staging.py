@@ -6,7 +6,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from kbitq.checkpoint.output.file_writer import FileWriter, sync_folder, writing
@@ -189,10 +191,37 @@ class SharedStaging(Staging):
     What they do in it is harmless if done twice; see ``kbitq.cluster``.
     """
 
+    needed: Sequence[str] = ()
+    """Files without which the output is not complete."""
+
     def __enter__(self) -> SharedStaging:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         return self
+
+    def take_back(self) -> None:
+        """Go on from an output that a process had when it was cut before it could publish it."""
+        for left in sorted(self.folder.glob(f"{_OUTPUT}-*")):
+            if not self.output.exists():
+                with contextlib.suppress(OSError):
+                    left.rename(self.output)
+
+    def publish_folder(self, *, replace: bool) -> None:
+        """The same where several processes may do it at once: one has the folder, for the others it is gone.
+
+        One that comes too late may have made it anew, for the small files that it writes: that one is not published.
+
+        Raises CheckpointError in the processes that do not have it.
+        """
+        mine = self.folder / f"{_OUTPUT}-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):
+            self.output.rename(mine)
+        if not all((mine / name).is_file() for name in self.needed):
+            if not any((mine / name).is_file() for name in self.needed):
+                shutil.rmtree(mine, ignore_errors=True)
+            raise CheckpointError(f"{self.final} is being finished by another process", hint="it is there in a moment")
+        self.output = mine
+        super().publish_folder(replace=replace)
 
     def __exit__(self, *_: object) -> None:
         """The folder stays for the others."""

@@ -18,6 +18,7 @@ class Factors:
 
     def __init__(self, plan: Plan, device: str) -> None:
         self._plan, self._device = plan, device
+        self.damped: dict[str, float] = {}  # by tensor, where more damping than usual was needed
         self._last: tuple[tuple[str, ...], int, feedback.Factor] | None = None
 
     def has(self, tensor: TensorPlan) -> bool:
@@ -49,8 +50,21 @@ class Factors:
         expert = span.first_element // span.row_length // self.rows_of_expert(tensor) if found.experts > 1 else 0
         key = tuple(found.tensors), expert
         if self._last is None or self._last[:2] != key:
-            self._last = (*key, factorised(tensor.name, found.usable(expert).to(self._device), found.transposed))
+            made = factorised(tensor.name, found.usable(expert).to(self._device), found.transposed)
+            self._last = (*key, made)
+        if (damping := self._last[2].damping) > feedback.DAMPING:
+            self.damped[tensor.name] = max(damping, self.damped.get(tensor.name, 0.0))
         return self._last[2]
+
+    def notes(self) -> list[str]:
+        """A sentence about what was damped more than usual, if anything was."""
+        if not self.damped:
+            return []
+        name, most = max(self.damped.items(), key=lambda pair: pair[1])
+        return [
+            f"H of {len(self.damped)} tensors is only positive definite with more added to its diagonal than usual: "
+            f"at most {most:g} of the mean, for {name}"
+        ]
 
 
 def factorised(name: str, h: torch.Tensor, transposed: bool) -> feedback.Factor:

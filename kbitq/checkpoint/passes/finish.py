@@ -35,7 +35,7 @@ def finish_folder(
 ) -> None:
     """Complete a folder of quantized weights and publish it. ``digests``: SHA-256 of the weight files, by name."""
     output = plan.output
-    copy_carried(plan.checkpoint, staging, but=CARD_FILE if output is None else None)
+    copy_carried(plan.checkpoint, staging, but=CARD_FILE)
     ledger = ledger_of(plan, totals, rows)
     staging.write_file(REPORT_FILE, json_text(ledger))
     if (recipe := recipe_of(plan)) is not None:
@@ -44,11 +44,11 @@ def finish_folder(
     config = without_quantization(plan.checkpoint.config)
     if output is None:
         staging.write_file(CONFIG_FILE, json_text(guarded_config(config, _quantization_config(plan))))
-        _write_card(plan, staging, ledger)
     else:
-        k = next(t.k for t in plan.tensors if t.k is not None)
-        quantization = output.quantization_config(k, sorted(set(_not_converted(plan))))
+        ks = {module_name(t.name): t.k for t in plan.tensors if t.k is not None}
+        quantization = output.quantization_config(ks, sorted(set(_not_converted(plan))))
         staging.write_file(CONFIG_FILE, json_text({**config, CONFIG_KEY: quantization}))
+    _write_card(plan, staging, ledger)
     write_checksums(staging, digests)
     staging.publish_folder(replace=plan.options.force)
 

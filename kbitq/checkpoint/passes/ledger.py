@@ -20,6 +20,7 @@ from kbitq.choose.knapsack import AUTO_ERROR
 from kbitq.choose.recipe import recipe_text, rule_text
 from kbitq.choose.selection import TensorRule
 from kbitq.codecs import codebooks
+from kbitq.codecs.base import output_codec
 from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, coding_json
 
 _FEW_RULES = 3  # rules that read well on a command line; more of them go into a recipe
@@ -42,7 +43,7 @@ def ledger_of(plan: Plan, totals: Mapping[str, Any], rows: Sequence[LedgerRow]) 
             "include": list(options.include), "exclude": list(options.exclude), "only": list(options.only),
             "keep_embeddings": options.keep_embeddings, "on_nonfinite": options.on_nonfinite,
             "rule": [rule_text(rule) for rule in _portable(options.rules)],
-            **coding_json(options.codec),
+            **_coding_options(options.codec),
             **({"max_shard_size": options.max_shard_size} if options.max_shard_size != DEFAULT_SHARD_BYTES else {}),
         },
         **({"recipe": RECIPE_FILE} if len(options.rules) > _FEW_RULES else {}),
@@ -70,6 +71,15 @@ def recipe_of(plan: Plan) -> str | None:
     if plan.importance is not None:
         given["importance"] = plan.importance.sha256
     return recipe_text(given, _portable(options.rules))
+
+
+def _coding_options(codec: str) -> dict[str, Any]:
+    """A codec as the command line has it."""
+    output = output_codec(codec)
+    if output is None:
+        return coding_json(codec)
+    group = codec.removeprefix(output.output).removeprefix("-").removeprefix("g")
+    return {"format": output.output, **({"group": group} if group else {})}
 
 
 def _kind(spec: str) -> str:

@@ -24,7 +24,6 @@ from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs import feedback
 from kbitq.codecs.base import Coding, Request, get_codec
-from kbitq.codecs.planes import Planes
 from kbitq.format import block_count, is_fused_experts, matrix_shape
 
 ROW_STEP = 16  # one row in so many is measured,
@@ -162,6 +161,5 @@ class FeedbackMeter:
 def _error(name: str, w: torch.Tensor, request: Request, factor: feedback.Factor) -> torch.Tensor:
     """What feedback leaves of rows, float32."""
     codec = get_codec(name)
-    assert isinstance(codec, Planes)  # or a trellis: the plan has no H for others
     parts = feedback.encode(codec, w, request, factor)
     return w.float() - codec.decode(parts, w.shape[1], torch.float32)

@@ -15,7 +15,7 @@ from kbitq.checkpoint.passes.journal import Journal
 from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
-from kbitq.codecs.base import coding_text, get_codec
+from kbitq.codecs.base import coding_text, get_codec, rows_together
 from kbitq.errors import CheckpointError
 from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
 
@@ -136,7 +136,9 @@ def makes_sense(state: RunState, plan: Plan) -> bool:
         if name not in tensors or quantized(name) != (begun.error_sums is not None):
             return False
         as_matrix = quantized(name) or plan.checkpoint.tensors[name].scaling is not None
-        if not (_at_block(position, tensors[name]) if as_matrix else 0 < position < tensors[name].bytes_in):
+        if not (
+            _at_block(position, tensors[name], written=True) if as_matrix else 0 < position < tensors[name].bytes_in
+        ):
             return False
     return all(name in tensors and quantized(name) == (found is not None) for name, found in state.tensors.items())
 
@@ -152,7 +154,10 @@ def _scan_fits(scan: Scan, tensor: TensorPlan) -> bool:
     )
 
 
-def _at_block(element: int, tensor: TensorPlan) -> bool:
-    """Whether an element is inside a tensor's matrix, where its codec may cut a row."""
+def _at_block(element: int, tensor: TensorPlan, *, written: bool = False) -> bool:
+    """Whether an element is inside a tensor's matrix, where its codec may cut it."""
     rows, cols = matrix_shape(tensor.name, tensor.shape)
+    together = rows_together(tensor.codec, cols) if written and tensor.quantized else 1
+    if together > 1 and element % (together * cols):
+        return False
     return 0 < element < rows * cols and element % cols % get_codec(tensor.codec).cut == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -10,8 +11,9 @@ from kbitq.checkpoint.output.file_writer import FileWriter
 from kbitq.checkpoint.output.layout import Shard
 from kbitq.checkpoint.passes.run_state import RunState
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
+from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
-from kbitq.codecs.base import part_name
+from kbitq.codecs.base import any_parts, part_name
 from kbitq.format import stored_dtype
 
 
@@ -60,9 +62,36 @@ def write_plain(piece: Piece, raw: torch.Tensor, reader: TileReader, shard: Shar
 
 def write_span(made: QuantizedSpan, name: str, shard: Shard, file: Target) -> int:
     """Write a quantized span where it belongs (what is constant with the first); returns the bytes written."""
-    places, written = made.codec.place(made.span, made.k), 0
-    for part, data in made.parts.items():
-        if part in places or made.span.first_block == 0:
-            file.write(shard.offsets[part_name(name, part)] + places.get(part, 0), data)
-            written += data.nbytes
+    written = 0
+    shapes = {part: shard.shapes[part_name(name, part)] for part in made.parts}
+    for part, offset, data in placed_parts(made, shapes):
+        file.write(shard.offsets[part_name(name, part)] + offset, data)
+        written += data.nbytes
     return written
+
+
+def placed_parts(made: QuantizedSpan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """The parts of a span, each with the byte of the whole part where it belongs; constants with the first span only.
+
+    ``shapes`` are those of the whole parts. One that is turned comes in a piece for each of its lines.
+    """
+    places = made.codec.place(made.span, made.k)
+    turned = {part.name for part in any_parts(made.codec.name) if part.turned}
+    for part, data in made.parts.items():
+        if part in turned:
+            yield from ((part, at, piece) for at, piece in _turned(made.span, data, shapes[part]))
+        elif part in places or made.span.first_block == 0:
+            yield part, places.get(part, 0), data
+
+
+def _turned(span: Span, data: torch.Tensor, whole: tuple[int, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Some columns of a part that is ``whole`` ``[lines, rows of the matrix]``: of each line a piece."""
+    row, column = divmod(span.first_element, span.row_length)
+    rows_first = data.view(span.rows if span.whole_rows else 1, -1)
+    lines = torch.empty(rows_first.shape[::-1], dtype=data.dtype).copy_(rows_first.t()).view(torch.uint8)
+    first, size = column * whole[0] // span.row_length, data.element_size()
+    if len(rows_first) == whole[1]:
+        yield first * whole[1] * size, lines
+        return
+    for number, line in enumerate(lines, start=first):
+        yield (number * whole[1] + row) * size, line

@@ -13,7 +13,6 @@ from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs import base, feedback
 from kbitq.codecs.base import Codec, get_codec, span_stats
-from kbitq.codecs.planes import Planes
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ def quantize_tile(
     if request.factor is None:
         parts = codec.encode(w, asked)
     else:
-        assert isinstance(codec, Planes)  # or a trellis: the plan gives others no factor
         parts = feedback.encode(codec, w, asked, request.factor.to(w.device))
     return parts, span_stats(codec, w, parts, span)
 

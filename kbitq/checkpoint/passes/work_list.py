@@ -15,7 +15,7 @@ from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
-from kbitq.codecs.base import get_codec
+from kbitq.codecs.base import get_codec, rows_together
 from kbitq.format import block_count, matrix_shape
 
 
@@ -28,6 +28,11 @@ class WorkList:
         self._factors = Factors(plan, device)
         self._sources, self._reader, self._state = plan.checkpoint.tensors, reader, state
         self._levels, self._meter = levels, meter
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the statistics that were used so far."""
+        return self._factors.notes()
 
     def items(self, tensors: Iterable[TensorPlan]) -> Iterator[WorkItem]:
         """The work that is left of these tensors. The one that an earlier run began comes from where that run got."""
@@ -53,7 +58,10 @@ class WorkList:
         if self._factors.has(tensor):
             return self._whole_rows(tensor, source, start, stop)
         if tensor.quantized or source.scaling is not None:
-            return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut, stop)
+            together = (
+                rows_together(tensor.codec, matrix_shape(tensor.name, tensor.shape)[1]) if tensor.quantized else 1
+            )
+            return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut, stop, together)
         return self._reader.byte_pieces(source, start, stop)
 
     def _request(self, tensor: TensorPlan, piece: Piece) -> Request | None:

@@ -50,6 +50,11 @@ class WritePass:
         """What fitting codebooks gained over ``optimal``, as far as this run did it; None without."""
         return self._levels.fit_gain_db
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the statistics of a calibration, as far as this run used them."""
+        return self._work.notes
+
     def run(self) -> None:
         """Fill all shards, each complete and synced."""
         for shard in self.plan.shards:

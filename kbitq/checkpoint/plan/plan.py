@@ -26,7 +26,7 @@ from kbitq.checkpoint.plan.totals import plan_totals
 from kbitq.checkpoint.source import memory
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
-from kbitq.codecs.base import OutputCodec, coded_entries, get_codec, output_codec
+from kbitq.codecs.base import OutputCodec, coded_entries, get_codec, output_codec, rows_together
 from kbitq.errors import CheckpointError
 from kbitq.format import (
     DEFAULT_CODEC,
@@ -37,6 +37,8 @@ from kbitq.format import (
     TensorMeta,
     element_count,
     guard_name,
+    matrix_shape,
+    stored_dtype,
 )
 
 _FILE_NOTE = "the output is one file: config.json and the other files of the folder are not carried over"
@@ -146,7 +148,7 @@ class Plan:
         """
         if not self.checkpoint.storage.distant or self.options.on_nonfinite != "error":
             return 0
-        if any(t.quantized and t.codebook == "fit-shared" for t in self.tensors):
+        if any(t.quantized and t.codebook == "fit-shared" for t in self.tensors) or self.settles:
             return 0
         sizes = [t.bytes_in for t in self.tensors if t.quantized]
         return min(sum(sizes), memory.SPOOL_BYTES + max(sizes, default=0))
@@ -182,10 +184,27 @@ class Plan:
         return memory.feedback_bytes(max_memory, found.columns, whole)
 
     @property
+    def settles(self) -> bool:
+        """Whether the sizes of a tensor's parts depend on its values, so that all are read once more before."""
+        return self.output is not None and self.output.settles
+
+    @property
+    def least_tile(self) -> int:
+        """Bytes of the most rows that a codec codes together; 0 where it may cut a row."""
+        sizes = [0]
+        for t in self.tensors:
+            rows, cols = matrix_shape(t.name, t.shape) if t.quantized else (0, 0)
+            if t.quantized and (together := rows_together(t.codec, cols)) > 1:
+                sizes.append(min(rows, together) * cols * stored_dtype(t.dtype).bits // 8)
+        return max(sizes)
+
+    @property
     def peak_memory(self) -> int:
         """Estimate of the most memory that the run uses beyond the interpreter with torch."""
-        bound = self.options.max_memory
-        return memory.peak_memory(bound, len(self.tensors), self.fits, self.feedback_bytes(bound))
+        bound, settling = self.options.max_memory, [t for t in self.tensors if self.settles and t.quantized]
+        held = max((element_count(t.shape) // 8 for t in settling), default=0)
+        walked = self.feedback_bytes(bound)
+        return memory.peak_memory(bound, len(self.tensors), self.fits, walked, self.least_tile, held)
 
     @property
     def bytes_in(self) -> int:

@@ -12,6 +12,7 @@ from kbitq.calibration.statistics import Hessian, Statistics
 from kbitq.checkpoint.output.destination import check_destination, default_output, is_file_name
 from kbitq.checkpoint.output.staging import remove_leftovers
 from kbitq.checkpoint.plan.options import QuantizeOptions, check_options
+from kbitq.checkpoint.plan.other_formats import check_folder, check_format, check_plan
 from kbitq.checkpoint.plan.plan import Plan, given_levels
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan, plan_tensor
 from kbitq.checkpoint.source.open import Checkpoint
@@ -22,7 +23,6 @@ from kbitq.choose.importance import Importance, load_importance
 from kbitq.codecs.base import output_codec
 from kbitq.errors import SelectionError
 from kbitq.format import element_count
-from kbitq.text_safety import shown
 
 _INCLUDE = "a pattern in include adds tensors"
 
@@ -52,13 +52,17 @@ def plan_quantize(
     check_worthwhile(checkpoint.where, tensors, options)
     check_format(checkpoint.where, tensors, options)
     _check_every_k(tensors, options)
-    target = Path(out) if out is not None else default_output(checkpoint.storage, _label(tensors, options))
+    other = output_codec(options.codec) is not None
+    label = _label(tensors, options)
+    target = Path(out) if out is not None else default_output(checkpoint.storage, label, folder=other)
     importance = _importance(checkpoint, tensors, options)
     statistics = _statistics(checkpoint, tensors, options)
-    if is_file_name(target) and output_codec(options.codec) is not None:
-        raise SelectionError(f"{target} is a file, and other tools' formats need a folder, whose config.json says them")
+    if other:
+        check_folder(checkpoint, target)
     plan = Plan(checkpoint, target, options, tensors, given_levels(tensors), importance, statistics=statistics)
     _check_feedback_fits(plan)
+    if other:
+        check_plan(plan)
     if not dry:
         if not options.force:  # with it, a run takes such a folder over
             remove_leftovers(target)
@@ -73,28 +77,6 @@ def check_output(plan: Plan) -> None:
     check_destination(plan.checkpoint, plan.out, force, is_file=is_file, marker=REPORT_FILE)
 
 
-def check_format(where: str, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:
-    """Raise SelectionError for what the output's format cannot hold, where it is another tool's."""
-    output = output_codec(options.codec)
-    if output is None:
-        return
-    given = {"budget": options.budget, "importance": options.importance, "calibration": options.calibration}
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise SelectionError(f"{' and '.join(wrong)} cannot be used for the format {output.output}")
-    if any(rule.k is not None or rule.codec is not None for rule in options.rules):
-        raise SelectionError(f"rules cannot change K or the codec in the format {output.output}: it has one for all")
-    if options.device not in ("auto", "cpu"):
-        raise SelectionError(f"the format {output.output} is made on the CPU, not on {options.device}")
-    for tensor in tensors:
-        if tensor.quantized and (reason := output.refusal(tensor.name, tensor.shape)) is not None:
-            raise SelectionError(
-                f"{where}: tensor {shown(tensor.name)} {reason}",
-                hint="exclude it, and it is kept as it is",
-                remedy="unfit",
-                data={"tensor": tensor.name},
-            )
-
-
 def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> None:
     """Raise SelectionError unless something says the K of every tensor to be quantized."""
     if options.k is None and options.budget is None:
@@ -107,13 +89,15 @@ def _check_every_k(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> N
 
 def _label(tensors: Sequence[TensorPlan], options: QuantizeOptions) -> str:
     """What the default output's name says of a run."""
-    if (output := output_codec(options.codec)) is not None:
-        return options.codec if len(output.ks) == 1 else f"{options.codec}-k{options.k}"
+    output = output_codec(options.codec)
+    name = options.codec if output is not None else "kbitq"
     if options.budget is not None:
         wanted = f"{options.budget.bpw:g}bpw" if options.budget.bpw is not None else f"{options.budget.size}bytes"
-        return f"kbitq-{wanted}"
+        return f"{name}-{wanted}"
+    if output is not None and len(output.ks) == 1:
+        return name
     ks = {t.k for t in tensors if t.k is not None}
-    return f"kbitq-k{options.k if options.k is not None else ''.join(map(str, sorted(ks)))}"
+    return f"{name}-k{options.k if options.k is not None else ''.join(map(str, sorted(ks)))}"
 
 
 def _importance(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: QuantizeOptions) -> Importance | None:
@@ -124,7 +108,10 @@ def _importance(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
     chosen = [t for t in tensors if t.quantized]
     missing = [t.name for t in chosen if importance.of(t.name, t.shape) is None]
     if len(missing) == len(chosen):
-        raise SelectionError(f"{options.importance} has an entry for none of the {len(chosen)} tensors to be quantized")
+        raise SelectionError(
+            f"{options.importance} has an entry for none of the {len(chosen)} tensors to be quantized",
+            hint="entries bear the names of the model's weights; the inputs of weights stored [in, out] are no columns",
+        )
     if missing:
         where = Path(options.importance).name
         checkpoint.notes.append(f"no entry in {where}, so all columns count the same: {_some(missing)}")
@@ -141,7 +128,10 @@ def _statistics(checkpoint: Checkpoint, tensors: Sequence[TensorPlan], options: 
     chosen = [t for t in tensors if t.quantized]
     missing = [t.name for t in chosen if statistics.of(t.name, t.shape) is None]
     if len(missing) == len(chosen):
-        raise SelectionError(f"{options.calibration} has nothing on any of the {len(chosen)} tensors to be quantized")
+        raise SelectionError(
+            f"{options.calibration} has nothing on any of the {len(chosen)} tensors to be quantized",
+            hint=f"these are the statistics of another model, or of this one under other names: {statistics.names[0]}",
+        )
     if missing:
         checkpoint.notes.append(f"the calibration has nothing on these, which get no error feedback: {_some(missing)}")
     if scarce := [text for t in chosen if (text := _scarce(statistics.of(t.name, t.shape), t.name))]:

@@ -31,11 +31,14 @@ class LedgerRow(_LedgerRow, total=False):
 
     ``verdict`` is ``quantized`` or ``kept`` and ``reason`` says why. From ``k`` to ``max_abs_err`` all is None for a
     tensor that is kept. ``bits_per_weight`` leaves constant parts out, ``bytes`` has them in. ``sqnr_db`` is in dB.
-    ``codec`` is there for another codec than the default one. ``would`` is there where a source is inspected: what each
+    ``codec`` is there for another codec than the default one; ``calibrated`` and ``importance``, fingerprints, where
+    error feedback or weights of the columns were used. ``would`` is there where a source is inspected: what each
     K would give, ``sqnr_db`` and ``bytes``; None for a tensor that would be kept.
     """
 
     codec: str
+    calibrated: str
+    importance: str
     would: dict[int, dict[str, Any]] | None
 
 
@@ -46,10 +49,14 @@ def quantized_row(name: str, meta: TensorMeta, reason: str = "") -> LedgerRow:
         "name": name, "verdict": "quantized", "reason": reason, "shape": list(meta.shape), "dtype": meta.dtype,
         "k": meta.k, "bits_per_weight": 8 * size / element_count(meta.shape), "scale": meta.scale,
         "codebook": meta.codebook, "sqnr_db": meta.sqnr_db, "max_abs_err": meta.max_abs_err,
-        "bytes": size + constant_nbytes(meta.codec, meta.k),
+        "bytes": size + constant_nbytes(meta.codec, name, meta.shape, meta.k),
     }  # fmt: skip
     if meta.codec != DEFAULT_CODEC:
         row["codec"] = meta.codec
+    if meta.calibrated is not None:
+        row["calibrated"] = meta.calibrated
+    if meta.importance is not None:
+        row["importance"] = meta.importance
     return row
 
 
@@ -87,7 +94,7 @@ def totals(rows: Sequence[LedgerRow], bytes_in: int | None, sqnr_db: float | Non
         "bytes_in": bytes_in, "bytes_out": size, "bytes": size,
         "compression": bytes_in / size if bytes_in and size else None,
         "bits_per_weight": 8 * stored / weights if weights else None,
-        "codebook_bytes": sum(constant_nbytes(codec, k) for codec, _, _, k in coded),
+        "codebook_bytes": sum(constant_nbytes(codec, name, shape, k) for codec, name, shape, k in coded),
         "sqnr_db": sqnr_db, "mean_sqnr_db": _mean_sqnr_db(quantized),
         "worst": {"name": worst[1], "sqnr_db": worst[0]} if worst else None,
         "max_abs_err": max(errors, default=None),

@@ -25,12 +25,16 @@ def tile_bytes(max_memory: int | None, threads: int | None = None) -> int:
     return best if max_memory is None else max(MIN_TILE_BYTES, min(best, max_memory // TILES_IN_USE))
 
 
-def peak_memory(max_memory: int | None, tensors: int, fitting: bool = False, feedback: int = 0) -> int:
+def peak_memory(
+    max_memory: int | None, tensors: int, fitting: bool = False, feedback: int = 0, least_tile: int = 0, held: int = 0
+) -> int:
     """Estimate of the most memory a run uses beyond the interpreter with torch: tiles, and what is known of tensors.
 
     ``fitting``: whether it fits codebooks. ``feedback``: ``feedback_bytes`` of the tensor with the most.
+    ``least_tile``: bytes of rows that a codec codes together. ``held``: bytes that are held of a whole tensor.
     """
-    return TILES_IN_USE * tile_bytes(max_memory) + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting + feedback
+    tiles = TILES_IN_USE * max(tile_bytes(max_memory), least_tile)
+    return tiles + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting + feedback + held
 
 
 def factor_bytes(columns: int) -> int:

@@ -44,12 +44,20 @@ class Span:
         return row * -(-self.row_length // cut) + column // cut, self.rows * -(-self.cols // cut)
 
 
-def spans(rows: int, cols: int, max_elements: int, start: int = 0, cut: int = BLOCK) -> Iterator[Span]:
+def spans(
+    rows: int, cols: int, max_elements: int, start: int = 0, cut: int = BLOCK, together: int = 1
+) -> Iterator[Span]:
     """Cut a matrix into spans of at most ``max_elements`` elements (but never less than a piece of ``cut`` columns).
 
-    ``start`` is the element to begin at: where a span of some earlier cut, of tiles of any size, ended.
+    ``start`` is the element to begin at: where a span of some earlier cut, of tiles of any size, ended. ``together``:
+    with more than one, spans are whole rows, never less than so many, and begin at a multiple of it.
     """
     row, within = divmod(start, cols)
+    if together > 1:
+        step, blocks = max(1, max_elements // (cols * together)) * together, block_count(cols)
+        for index in range(row, rows, step):
+            yield Span(index * cols, index * blocks, min(step, rows - index), cols, True, True, cols)
+        return
     if within:
         yield from _spans_of_row(row, cols, max_elements, within // cut, cut)
         row += 1

@@ -62,13 +62,13 @@ class TileReader:
         self._files.close()
 
     def spans(
-        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None
+        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None, together: int = 1
     ) -> Iterator[Span]:
         """The spans of a tensor's matrix that fit a tile, from element ``start`` on; ``cut``: where rows may be cut.
 
-        ``stop_row`` is the row to end before; None: all rows.
+        ``stop_row`` is the row to end before; None: all rows. ``together``: rows that stay in one span.
         """
-        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut, stop_row)
+        return self.matrix_spans(tensor.name, tensor.shape, tensor.dtype, start, cut, stop_row, together)
 
     def matrix_spans(
         self,
@@ -78,18 +78,19 @@ class TileReader:
         start: int = 0,
         cut: int = BLOCK,
         stop_row: int | None = None,
+        together: int = 1,
     ) -> Iterator[Span]:
         """The same for a tensor that is not stored as such."""
         rows, cols = matrix_shape(name, shape)
         last = rows if stop_row is None else stop_row
-        return spans(last, cols, self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut)
+        return spans(last, cols, self.tile_bytes * 8 // stored_dtype(dtype).bits, start, cut, together)
 
     def matrix_pieces(
-        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None
+        self, tensor: SourceTensor, start: int = 0, cut: int = BLOCK, stop_row: int | None = None, together: int = 1
     ) -> Iterator[Piece]:
         """A tensor as spans of its matrix, from element ``start`` on, up to ``stop_row``."""
         size = tensor.stored_bits // 8
-        for span in self.spans(tensor, start, cut, stop_row):
+        for span in self.spans(tensor, start, cut, stop_row, together):
             yield Piece(tensor, span.first_element * size, span.numel * size, span)
 
     def byte_pieces(self, tensor: SourceTensor, start: int = 0, stop: int | None = None) -> Iterator[Piece]:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from kbitq.checkpoint.passes.levels import ColumnWeights
+from kbitq.checkpoint.passes.run_state import ErrorSums
+from kbitq.checkpoint.passes.shard_writer import placed_parts
+from kbitq.checkpoint.passes.tile_codec import QuantizedSpan
 from kbitq.checkpoint.source.header import parse_json_object
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
+from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.side_files import REPORT_FILE
 from kbitq.checkpoint.source.storage import read_all
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.choose.importance import Importance
 from kbitq.codecs.base import OutputCodec, Request, coded_entries, output_codec, part_name
-from kbitq.errors import CheckpointError
+from kbitq.codecs.outputs import WHOLE_ROW
+from kbitq.errors import CheckpointError, KbitqError
 from kbitq.format import CONFIG_FILE, CONFIG_KEY, is_shape
 from kbitq.text_safety import shown
 
 _MOST_BYTES = 1 << 28  # of a ledger
+_SAME_DB = 0.01
 
 
 @dataclass
 class OutputCheck:
-    """What is found of such a folder; ``rows`` are those of the ledger's quantized tensors, by name.
+    """What is found of such a folder; ``rows`` are those of the ledger's quantized tensors, by name, and
+    ``not_made_again`` the tensors that were only measured, with the reason.
 
     Raises CheckpointError where the ledger has a row that no run writes.
     """
@@ -31,6 +41,7 @@ class OutputCheck:
     rows: dict[str, dict[str, Any]]
     checks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    not_made_again: dict[str, str] = field(default_factory=dict)
 
     def structure(self) -> None:
         """The parts of every tensor, and what config.json says."""
@@ -43,39 +54,85 @@ class OutputCheck:
                     self.problems.append(f"tensor {shown(entry.name)} is {have}, not {wanted}")
         output, row = _codec_of(next(iter(self.rows.values()))), next(iter(self.rows.values()))
         said = (self.checkpoint.config or {}).get(CONFIG_KEY)
-        wanted_method = output.quantization_config(row["k"], ())["quant_method"]
+        wanted_method = output.quantization_config({"": row["k"]}, ())["quant_method"]
         if not isinstance(said, dict) or said.get("quant_method") != wanted_method:
             self.problems.append(f"{self.checkpoint.where}/{CONFIG_FILE}: {CONFIG_KEY} is not that of {wanted_method}")
         self.checks.append(f"structure: {len(self.rows)} tensors in the format {output.output}")
 
-    def against(self, source: Checkpoint, count: int | None) -> int:
-        """Make tensors again (``count`` of them, evenly spaced by name; None: all), and compare bytes."""
+    def against(self, source: Checkpoint, count: int | None, importance: Importance | None = None) -> int:
+        """Make tensors again (``count`` of them, evenly spaced by name; None: all), and compare bytes.
+
+        Those whose bytes the source does not determine are measured against it. Returns how many were made again.
+        """
         names = sorted(self.rows)
         if count is not None:
             kept = min(count, len(names))
             names = [names[i * len(names) // kept] for i in range(kept)] if kept else []
+        columns = ColumnWeights(importance)
         with TileReader(self.checkpoint) as written, TileReader(source) as plain:
             for name in names:
                 original = source.tensors.get(name)
                 row = self.rows[name]
                 if original is None or [original.dtype, list(original.shape)] != [row["dtype"], list(row["shape"])]:
                     self.problems.append(f"{source.where} has no such tensor {shown(name)}: it is not the source")
-                elif not self._same(name, row, original, written, plain):
+                elif (why := _not_repeatable(row, importance)) is not None:
+                    self.not_made_again[name] = why
+                elif not self._same(name, row, original, written, plain, columns):
                     self.problems.append(f"tensor {shown(name)} is not what quantizing the source again gives")
-        self.checks.append(f"source: {len(names)} of {len(self.rows)} tensors made again and compared")
-        return len(names)
+            if self.not_made_again:
+                self._measure_all(plain)
+        again = len(names) - len(self.not_made_again)
+        self.checks.append(f"source: {again} of {len(self.rows)} tensors made again and compared")
+        for reason, number in sorted(Counter(self.not_made_again.values()).items()):
+            self.checks.append(f"not made again: {number} tensors, {reason}; their errors are measured again")
+        return again
+
+    def _measure_all(self, plain: TileReader) -> None:
+        """The errors of the tensors that are not made again, as they are decoded."""
+        try:
+            decoded = open_source(self.checkpoint.storage)
+        except KbitqError as error:
+            self.problems.append(str(error))
+            return
+        with TileReader(decoded) as read:
+            for name in self.not_made_again:
+                self._measure(name, self.rows[name], plain.checkpoint.tensors[name], plain, read)
+
+    def _measure(
+        self, name: str, row: dict[str, Any], original: SourceTensor, plain: TileReader, read: TileReader
+    ) -> None:
+        """The error of a tensor against what its row says."""
+        found, sums = read.checkpoint.tensors.get(name), ErrorSums()
+        if found is None or found.shape != original.shape:
+            self.problems.append(f"tensor {shown(name)} is not decoded from what is here")
+            return
+        for span in plain.spans(original, cut=WHOLE_ROW):
+            w, back = plain.read(original, span).double(), read.read(found, span).double()
+            squares = w.square().sum(1), (w - back).square().sum(1), (w - back).abs().amax(1)
+            sums.add(replace(span, whole_rows=True), torch.stack(squares, 1))
+        told, measured = row.get("sqnr_db"), sums.sqnr_db
+        same = told == measured if told is None or measured is None else abs(told - measured) <= _SAME_DB
+        if not same:
+            self.problems.append(f"tensor {shown(name)}: its sqnr_db is said to be {told}, but is {measured}")
 
     def _same(
-        self, name: str, row: dict[str, Any], original: SourceTensor, written: TileReader, plain: TileReader
-    ) -> bool:
+        self, name: str, row: dict[str, Any], original: SourceTensor, written: TileReader, plain: TileReader,
+        columns: ColumnWeights,
+    ) -> bool:  # fmt: skip
         codec, k = _codec_of(row), row["k"]
         stored = {p.name: self.checkpoint.tensors.get(part_name(name, p)) for p in codec.parts(name, row["shape"], k)}
         request = Request(k, torch.zeros(1), row["scale"], shape=tuple(row["shape"]))
-        for span in plain.spans(original, cut=codec.cut):
-            places = codec.place(span, k)
-            for part, made in codec.encode(plain.read(original, span), request).items():
-                data, tensor = made.contiguous().reshape(-1).view(torch.uint8), stored[part]
-                start = places.get(part, 0)
+        weighted = "importance" in row
+        shapes = {part: tensor.shape for part, tensor in stored.items() if tensor is not None}
+        for span in plain.spans(original, cut=codec.cut, together=codec.rows_together(row["shape"][1])):
+            values = plain.read(original, span)
+            weights = columns.of(name, original.shape, span) if weighted else None
+            parts = codec.encode(values, replace(request, importance=weights))
+            made = QuantizedSpan(span, codec, k, parts, torch.empty(0))
+            if not shapes.keys() >= made.parts.keys():
+                return False
+            for part, start, piece in placed_parts(made, shapes):
+                data, tensor = piece.contiguous().reshape(-1).view(torch.uint8), stored[part]
                 if tensor is None or start + data.numel() > tensor.nbytes:
                     return False
                 if not torch.equal(written.read_bytes(tensor, start, data.numel(), "written"), data):
@@ -100,6 +157,15 @@ def find_output(checkpoint: Checkpoint) -> OutputCheck | None:
             where = f"{checkpoint.where}/{REPORT_FILE}"
             raise CheckpointError(f"{where}: the row of {shown(name)} is not one of kbitq's")
     return OutputCheck(checkpoint, rows)
+
+
+def _not_repeatable(row: dict[str, Any], importance: Importance | None) -> str | None:
+    """Why the source alone does not give the bytes of a tensor; None if it does."""
+    if "calibrated" in row:
+        return "made with error feedback, whose bytes depend on the number of threads"
+    if "importance" in row and (importance is None or importance.sha256 != row["importance"]):
+        return "made with an importance file, which was not given"
+    return None
 
 
 def _is_written(row: dict[str, Any]) -> bool:
