@@ -161,7 +161,11 @@ def evaluate(
 
 def _logits(model: Any, ids: Tensor) -> Tensor:
     """Logits of all predictions but each window's last, ``[n * (length - 1), vocabulary]``, where they were made."""
-    with told("the model cannot read the tokens"), torch.inference_mode():
+    takes, length = getattr(getattr(model, "config", None), "max_position_embeddings", None), ids.shape[1]
+    what = "the model cannot read the tokens"
+    if isinstance(takes, int) and takes < length:
+        what = f"the model takes {takes} tokens, and cannot read windows of {length}"
+    with told(what), torch.inference_mode():
         logits = model(input_ids=ids.to(model.device)).logits
     return logits[:, :-1].reshape(-1, logits.shape[-1])
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kbitq
+from kbitq.errors import KbitqError
 from kbitq.eval.generation import generate, memory_of
 from kbitq.eval.perplexity import evaluate, read_tokens, windows_of
 
@@ -66,6 +67,17 @@ def test_divergence_is_the_textbooks() -> None:
 def test_a_model_diverges_from_itself_by_nothing() -> None:
     found = evaluate(Table(), some_windows(), reference=Table()).divergence
     assert (found.mean, found.median, found.p99, found.same_top1) == (0, 0, 0, 1)
+
+
+def test_windows_that_are_too_long_are_named() -> None:
+    class Short:
+        device, config = "cpu", SimpleNamespace(max_position_embeddings=4)
+
+        def __call__(self, input_ids: torch.Tensor) -> None:
+            raise IndexError("index out of range in self")
+
+    with pytest.raises(KbitqError, match="the model takes 4 tokens, and cannot read windows of 8: index out of range"):
+        evaluate(Short(), torch.zeros(2, 8, dtype=torch.int64))
 
 
 def test_progress_counts_windows() -> None:
