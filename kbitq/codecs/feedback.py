@@ -103,13 +103,17 @@ def encode(codec: Codec, w: Tensor, request: Request, factor: Factor) -> dict[st
     Returns:
         The parts as ``codec.encode`` gives them.
     """
-    left = w.to(torch.float32, copy=True)
     if isinstance(codec, IntegerGroups):
         assert not factor.transposed  # refused in the plan
-        return _encode_integers(codec, left, request, factor)
+        return _encode_integers(codec, w.to(torch.float32, copy=True), request, factor)
     assert isinstance(codec, Planes)  # the plan has no H for others
+    if factor.transposed and w.is_cuda:
+        # One row after the other, a few small launches each: that is work for the CPU.
+        made = encode(codec, w.cpu(), request.to(torch.device("cpu")), factor.to("cpu"))
+        return {name: part.to(w.device) for name, part in made.items()}
     shapes = codec.parts("", tuple(w.shape), request.k)
     parts = {part.name: torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype], device=w.device) for part in shapes}
+    left = w.to(torch.float32, copy=True)
     (_down if factor.transposed else _across)(codec, left, request, factor, parts)
     return parts
 
@@ -134,7 +138,7 @@ def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts
 def _down(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
     """From top to bottom, for a transposed weight ``[in, out]``."""
     left[factor.dead] = 0.0
-    asked, upper = replace(request, importance=None), factor.upper
+    asked, upper = replace(request, importance=None).to(left.device), factor.upper
 
     def walk(first: int, stop: int) -> None:
         """Rows become their errors: the upper half, then the lower one, so that most products are between few rows."""
