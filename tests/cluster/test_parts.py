@@ -1,8 +1,7 @@
 """Parts of a plan against a run in one go: the same bytes in any order, in any number, cut short, and done twice."""
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -243,120 +242,6 @@ def test_a_plan_is_saved_again_and_goes_on(folder: Path, tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="unfinished output of another run: plan file was"):
         run(plan_quantize(folder, tmp_path / "b" / "out", options))
     finish(again)
-
-
-def test_finish_says_which_parts_are_missing(folder: Path, tmp_path: Path) -> None:
-    plan = saved(folder, tmp_path / "b" / "out", QuantizeOptions(k=3))
-    do(plan, Part(0, 4)), do(plan, Part(2, 4))
-    with pytest.raises(CheckpointError, match=r"pieces of the phase 'write' are missing, of parts 1/4, 3/4"):
-        finish(plan)
-    assert not (tmp_path / "b" / "out").exists()
-    do(plan, Part(1, 2)), do(plan, Part(0, 2))
-    finish(plan)
-
-
-def test_finish_killed_before_it_tidied_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = QuantizeOptions(k=3)
-    plan = saved(folder, tmp_path / "b" / "out", options)
-    do(plan, Part(0, 1))
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("kbitq.checkpoint.output.staging.Staging.discard", killed)
-        finish(plan)
-    finish(plan)
-    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
-    assert partials(tmp_path / "b") == []
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)])
-def test_files_that_are_removed_between_are_not_taken_for_written(
-    folder: Path, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    """A new file under the old name has zeros, whatever the journals say."""
-    options = QuantizeOptions(k=3, max_shard_size=30_000)
-    plan = saved(folder, tmp_path / "b" / "out", options)
-    do(plan, Part(0, 2))
-    built = sorted((tmp_path / "b" / ".out.kbitq-partial" / "out").glob("*.safetensors"))
-    damage(built[0])
-    do(plan, Part(1, 2))
-    with pytest.raises(CheckpointError, match=r"safetensors was removed or cut short, and the journals beside it say"):
-        finish(plan)
-    built[0].unlink(missing_ok=True)
-    again = saved(folder, tmp_path / "b" / "out", options)
-    assert do(again, Part(0, 1)).reused == 0
-    finish(again)
-    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
-
-
-def test_an_output_is_not_replaced_by_what_journals_of_it_are_left(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Published, not tidied up, and begun again with ``force``: the same plan, whose files are new ones."""
-    options = QuantizeOptions(k=3, force=True)
-    do(saved(folder, tmp_path / "b" / "out", options), Part(0, 1))
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("kbitq.checkpoint.output.staging.Staging.discard", killed)
-        finish(tmp_path / "b" / "plan.json")
-    plan = saved(folder, tmp_path / "b" / "out", options)
-    assert do(plan, Part(0, 1)).reused == 0
-    finish(plan)
-    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_two_that_finish_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
-    """One comes to its end while the other is about to publish: that one has nothing to publish any more."""
-    from kbitq.checkpoint.passes import finish as finishing
-
-    options = QuantizeOptions(k=3, force=force)
-    plan = saved(folder, tmp_path / "b" / "out", options)
-    do(plan, Part(0, 1))
-    real, calls = finishing.write_checksums, list[int]()
-
-    def meanwhile(*given: Any) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            finish(plan)
-        real(*given)
-
-    monkeypatch.setattr(finishing, "write_checksums", meanwhile)
-    with pytest.raises(CheckpointError, match=r"is being finished by another process|cannot be written|appeared while"):
-        finish(plan)
-    assert len(calls) == 2
-    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
-
-
-def test_finish_killed_when_it_was_about_to_publish(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = QuantizeOptions(k=3)
-    plan = saved(folder, tmp_path / "b" / "out", options)
-    do(plan, Part(0, 1))
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("kbitq.checkpoint.output.staging.Staging.publish_folder", killed)
-        finish(plan)
-    finish(plan)
-    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
-
-
-def test_what_is_asked_of_a_plan_that_is_finished(folder: Path, tmp_path: Path) -> None:
-    plan = saved(folder, tmp_path / "b" / "out", QuantizeOptions(k=3))
-    do(plan, Part(0, 1))
-    finish(plan)
-    for again in (lambda: do(plan, Part(0, 1)), lambda: finish(plan)):
-        with pytest.raises(CheckpointError, match="is missing: the plan was finished, or"):
-            again()
 
 
 def test_a_worker_waits_for_others_that_give_a_sign(

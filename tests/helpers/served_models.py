@@ -91,15 +91,46 @@ def _quantized(source: Path, folder: Path, rules: Sequence[str], **options: Any)
     return folder
 
 
-def greedy_tokens(folder: Path) -> list[list[int]]:
-    """What transformers generates in float32 from the decoded folder: it does not take every mixture packed."""
+def adapter_of(folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A LoRA adapter for attention, MLP and output head of a Llama, and what it adds to each of their weights."""
+    import json
+
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    wanted, factors, added = ("q_proj", "v_proj", "down_proj", "lm_head"), {}, {}
+    with safe_open(folder.with_name(folder.name + "-source") / "model.safetensors", "pt") as source:
+        shapes = {name: source.get_slice(name).get_shape() for name in source.keys()}  # noqa: SIM118
+    for name, (rows, cols) in ((n, s) for n, s in shapes.items() if n.removesuffix(".weight").endswith(wanted)):
+        a, b = torch.randn(8, cols) * 0.1, torch.randn(rows, 8) * 0.1
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        factors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}
+        added[name] = b @ a
+    adapter = folder.with_name(folder.name + "-adapter")
+    adapter.mkdir()
+    save_file(factors, adapter / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": list(wanted), "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    return adapter, added
+
+
+def greedy_tokens(folder: Path, added: Mapping[str, torch.Tensor] | None = None) -> list[list[int]]:
+    """What transformers generates in float32 from the decoded folder: it does not take every mixture packed.
+
+    Args:
+        folder: of quantized weights.
+        added: to weights, by name.
+    """
     from transformers import AutoModelForCausalLM
 
     from kbitq.checkpoint import dequantize_checkpoint
 
     decoded = folder.with_name(folder.name + "-decoded")
-    dequantize_checkpoint(folder, decoded)
+    if not decoded.exists():
+        dequantize_checkpoint(folder, decoded)
     model = AutoModelForCausalLM.from_pretrained(decoded, dtype=torch.float32)
+    for name, more in (added or {}).items():
+        model.get_parameter(name).data += more
     options: Mapping[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None}
     made = [model.generate(torch.tensor([ids]), pad_token_id=0, **options)[0, len(ids) :] for ids in PROMPTS]
     return [tokens.tolist() for tokens in made]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kbitq.integrations.serving.experts import ArrivingExperts
 from kbitq.integrations.serving.linear import arriving_name, part_dtype
-from kbitq.integrations.serving.matrix import fixed
+from kbitq.integrations.serving.matrix import fixed, waiting
 from kbitq.integrations.serving.names import StoredNames
 
 STEMS = ("w13_weight", "w2_weight")
@@ -58,7 +58,7 @@ def register(
 
     for stem in STEMS:
         for part, _ in stored.arriving():
-            made: Any = fixed(torch.empty(0, dtype=dtype if part is None else part_dtype(stored, part)))
+            made: Any = fixed(waiting((0,), dtype if part is None else part_dtype(stored, part)))
             made.weight_loader = loader(part)
             layer.register_parameter(arriving_name(part, stem), made)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kbitq.codecs.base import constant_dims, get_codec, part_kinds
+from kbitq.codecs.base import Coding, constant_dims, get_codec, part_kinds
 from kbitq.errors import FormatError
 from kbitq.integrations.serving.matrix import Arriving, Matrix, decoded, merged
 from kbitq.ops import register, tiled_linear
@@ -72,6 +72,16 @@ class ArrivingExperts:
             tensor = tensor.narrow(0, rank * self.inner, self.inner)
         mine.take(part, tensor, device)
         return True
+
+    def make_up(self, coding: Coding, gated: bool, rank: int, device: torch.device) -> None:
+        """Take what means nothing for all experts, coded so, as if it had arrived."""
+        for local in range(self.count):
+            for shard in (FIRST[0], *(FIRST[1:] if gated else ()), SECOND):
+                mine = self.matrices.setdefault((shard, local), self._arriving(shard, local))
+                self.global_ids[local] = local
+                if shard == SECOND:
+                    mine.cut(rank, self.inner)
+                mine.make_up(coding, torch.float32, device)
 
     def _arriving(self, shard: str, local: int) -> Arriving:
         where = f"{self.where}: {shard} of expert {local}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kbitq.codecs.base import get_codec, part_name
 from kbitq.integrations.serving import products
-from kbitq.integrations.serving.matrix import Arriving, fixed
+from kbitq.integrations.serving.matrix import Arriving, fixed, waiting
 from kbitq.integrations.serving.names import StoredNames
 from kbitq.ops.dtypes import TORCH_DTYPES
 
@@ -70,14 +70,15 @@ class PackedLinear:
     Args:
         stored: what the folder has.
         prefix: the layer's name, for messages.
+        dummy: the modules that it is made of, where weights are to be made up and not loaded.
     """
 
     parameter_class: type[Any]
     constant_class: type[Any]
     loader_name = "weight_loader_v2"  # of a layer whose loader calls the methods of :class:`PartLoading`
 
-    def __init__(self, stored: StoredNames, prefix: str) -> None:
-        self.stored, self.prefix = stored, prefix
+    def __init__(self, stored: StoredNames, prefix: str, dummy: Sequence[str] = ()) -> None:
+        self.stored, self.prefix, self.dummy = stored, prefix, dummy
 
     def create_weights(
         self,
@@ -117,7 +118,7 @@ class PackedLinear:
         kind = self.constant_class if constant else self.parameter_class
         # A row a matrix: for a tensor that is fused in the file, servers give a constant to each row of the parameter.
         shape = (len(arriving), 0) if constant else (0,)
-        data = torch.empty(shape, dtype=dtype if part is None else part_dtype(self.stored, part))
+        data = waiting(shape, dtype if part is None else part_dtype(self.stored, part))
         made = kind(data=data, weight_loader=None)
         by_layer = getattr(loader, "__name__", "") == self.loader_name
         made.weight_loader = _unless_empty(loader if by_layer else _replicated)
@@ -133,9 +134,18 @@ class PackedLinear:
         """
         if hasattr(layer, "kbitq_pieces"):
             return
+        if self.dummy:
+            self._make_up(layer)
         arrived = [mine.finished(layer.kbitq_dtype) for mine in layer.kbitq_arriving]
         forget(layer, self.stored)
         products.place(layer, arrived)
+
+    def _make_up(self, layer: Any) -> None:
+        arriving: Sequence[Arriving] = layer.kbitq_arriving
+        modules = self.dummy if len(self.dummy) == len(arriving) else [self.prefix] * len(arriving)
+        device = layer._parameters[arriving_name(None)].device
+        for mine, coding in zip(arriving, self.stored.codings_of(modules), strict=True):
+            mine.make_up(coding, layer.kbitq_dtype, device)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W^T (+ bias)``."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from kbitq import ops
 from kbitq.checkpoint.plan.tensor_parallel import refusal
-from kbitq.codecs.base import constant_dims, get_codec, part_kinds
-from kbitq.errors import FormatError
+from kbitq.codecs.base import Coding, constant_dims, get_codec, part_kinds
+from kbitq.errors import BuildError, FormatError
+from kbitq.integrations.serving import dummy
 
 _MOST_GROUPS = 64  # of rows with constants of their own, in one matrix
 _GROUP_ROWS = 16  # a group is a multiple of so many rows, as the kernels of a GPU want it
@@ -69,6 +71,26 @@ def decoded(codec: str, parts: Mapping[str, Tensor], cols: int, dtype: torch.dty
         cut[name] = [held] * groups if whole else held if name in dims else held.chunk(groups)
     own = [{name: pieces[i] for name, pieces in cut.items()} for i in range(groups)]
     return torch.cat([coder.decode(group, cols, dtype) for group in own])
+
+
+def waiting(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What a parameter is before a tensor arrives for it, on the device where it will lie.
+
+    Raises:
+        BuildError: that is a GPU, and this kbitq computes on none.
+    """
+    made = torch.empty(tuple(shape), dtype=dtype)
+    check_device(made.device)
+    return made
+
+
+def check_device(device: torch.device) -> None:
+    """Raise BuildError for a GPU where this kbitq computes on none: before loading, and not at the first token."""
+    reason = ops.cuda_missing() if device.type == "cuda" else None
+    if reason is not None:
+        raise BuildError(
+            f"the server computes on a GPU, which this kbitq cannot: {reason}", hint="kbitq env shows what was found"
+        )
 
 
 def fixed(tensor: Tensor) -> nn.Parameter:
@@ -158,6 +180,13 @@ class Arriving:
             self.dense = copy
         else:
             self.parts[part] = copy
+
+    def make_up(self, coding: Coding | None, dtype: torch.dtype, device: torch.device) -> None:
+        """Take what means nothing, coded so, or an ordinary weight (None), as if it had arrived."""
+        if coding is None:
+            self.dense = dummy.dense(self.rows, self.cols, dtype, device)
+        else:
+            self.parts = dummy.parts_of(coding, self.rows, self.cols, device)
 
     def cut(self, rank: int, cols: int) -> None:
         """Only columns ``[rank * cols, (rank + 1) * cols)`` are this device's."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kbitq.integrations.serving import products
 from kbitq.integrations.serving.linear import arriving_name, forget, part_dtype
-from kbitq.integrations.serving.matrix import Arriving, Matrix, fixed
+from kbitq.integrations.serving.matrix import Arriving, Matrix, fixed, waiting
 from kbitq.integrations.serving.names import StoredNames
 
 
@@ -22,10 +22,12 @@ class PackedVocabulary:
         prefix: the layer's name, for messages; servers may not give an embedding one.
         is_head: whether the table is multiplied by, and so is held in tile order on a GPU. Of a tied one there is only
             that, and lookups turn the records that they touch back.
+        dummy: whether the table is to be made up and not loaded.
     """
 
-    def __init__(self, stored: StoredNames, prefix: str, is_head: bool) -> None:
+    def __init__(self, stored: StoredNames, prefix: str, is_head: bool, dummy: bool = False) -> None:
         self.stored, self.prefix, self.is_head = stored, prefix or "the embedding", is_head
+        self.dummy = dummy
 
     def create_weights(
         self,
@@ -52,7 +54,7 @@ class PackedVocabulary:
                     arriving.take(part, own, param.device)
 
             dtype = params_dtype if part is None else part_dtype(self.stored, part)
-            made = fixed(torch.empty(0, dtype=dtype))
+            made = fixed(waiting((0,), dtype))
             made.weight_loader = load  # type: ignore[attr-defined]
             layer.register_parameter(arriving_name(part), made)
 
@@ -73,6 +75,9 @@ class PackedVocabulary:
             for name, held in list(source._parameters.items()):
                 layer.register_parameter(name, held)
             return
+        if self.dummy:
+            (coding,) = self.stored.codings_of([self.prefix])
+            layer.kbitq_arriving.make_up(coding, layer.kbitq_dtype, layer._parameters[arriving_name(None)].device)
         table = layer.kbitq_arriving.finished(layer.kbitq_dtype)
         forget(layer, self.stored)
         products.place(layer, [_padded(table, layer.kbitq_rows)], tiled=layer.kbitq_tied)

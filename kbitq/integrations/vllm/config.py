@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig, get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -15,8 +16,11 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from kbitq.format import QUANT_METHOD
-from kbitq.integrations.serving.names import StoredNames
+from kbitq.integrations.serving.names import StoredNames, apart
 from kbitq.integrations.vllm.methods import KbitqExpertsMethod, KbitqLinearMethod, KbitqVocabularyMethod
+
+_PREPARED = ("sharded_state", "runai_streamer_sharded", "tensorizer", "ipc_cache")
+"""Load formats of weights that vLLM has saved after it had prepared them."""
 
 
 class KbitqVllmConfig(QuantizationConfig):
@@ -82,12 +86,47 @@ class KbitqVllmConfig(QuantizationConfig):
         A layer that the folder has under no such name may be quantized or not: kbitq's methods take either.
         """
         quantized = self.stored.is_quantized(prefix, self.packed_modules_mapping)
+        server = get_current_vllm_config_or_none()
+        dummy = server is not None and _is_dummy(server)
         if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if quantized is False else KbitqLinearMethod(self.stored, prefix)
+            if quantized is False:
+                return UnquantizedLinearMethod()
+            own = (apart(prefix, self.packed_modules_mapping) or [prefix]) if dummy else ()
+            return KbitqLinearMethod(self.stored, prefix, own)
         if isinstance(layer, VocabParallelEmbedding):
             head = isinstance(layer, ParallelLMHead)
-            return None if quantized is False else KbitqVocabularyMethod(self.stored, prefix, head)
+            return None if quantized is False else KbitqVocabularyMethod(self.stored, prefix, head, dummy)
         if isinstance(layer, RoutedExperts):
             name = prefix.removesuffix(".routed_experts")
-            return KbitqExpertsMethod(self.stored, name, layer) if self.stored.has_experts(name) else None
+            if not self.stored.has_experts(name):
+                return None
+            if server is not None:
+                _check_experts(name, server)
+            return KbitqExpertsMethod(self.stored, name, layer, dummy)
         return None
+
+
+def _is_dummy(server: VllmConfig) -> bool:
+    """Whether weights are to be made up. Raises ValueError for a way of loading that a kbitq folder cannot be for."""
+    wanted = str(getattr(server.load_config.load_format, "value", server.load_config.load_format))
+    if wanted in _PREPARED:
+        raise ValueError(
+            f"load format {wanted}: it is for weights as vLLM has prepared and saved them; those of a folder of kbitq "
+            "are prepared anew each time, and load as safetensors"
+        )
+    return wanted == "dummy"
+
+
+def _check_experts(name: str, server: VllmConfig) -> None:
+    """Raise ValueError for what vLLM cannot do with quantized experts."""
+    if server.parallel_config.enable_eplb:
+        raise ValueError(
+            f"{name}: quantized experts stay on the device that loaded them; expert parallel load balancing (EPLB) "
+            "would move them"
+        )
+    lora: Any = server.lora_config
+    if lora is not None and (lora.target_modules is None or name.rpartition(".")[2] in lora.target_modules):
+        raise ValueError(
+            f"{name}: vLLM adds LoRA to experts within kernels of its own, which do not read quantized ones; give "
+            "lora_target_modules without the experts"
+        )

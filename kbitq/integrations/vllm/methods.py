@@ -15,6 +15,7 @@ from vllm.model_executor.parameter import BasevLLMParameter, PerTensorScaleParam
 
 from kbitq.integrations.serving import expert_parameters, experts
 from kbitq.integrations.serving.linear import PackedLinear, PartLoading
+from kbitq.integrations.serving.matrix import fixed
 from kbitq.integrations.serving.names import StoredNames
 from kbitq.integrations.serving.vocabulary import PackedVocabulary
 
@@ -37,6 +38,13 @@ class KbitqLinearMethod(PackedLinear, LinearMethodBase):
 class KbitqVocabularyMethod(PackedVocabulary, QuantizeMethodBase):
     """Of embeddings and output heads."""
 
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """As of :class:`PackedVocabulary`; an empty ``weight`` stays, by which LoRA finds device and dtype."""
+        super().process_weights_after_loading(layer)
+        if "weight" not in layer._parameters:
+            device = next(layer.parameters()).device
+            layer.register_parameter("weight", fixed(torch.empty(0, dtype=layer.kbitq_dtype, device=device)))
+
 
 class KbitqExpertsMethod(FusedMoEMethodBase):
     """Of a layer's experts.
@@ -45,11 +53,12 @@ class KbitqExpertsMethod(FusedMoEMethodBase):
         stored: what the folder has.
         prefix: the layer's name in it.
         layer: the layer.
+        dummy: whether weights are to be made up and not loaded.
     """
 
-    def __init__(self, stored: StoredNames, prefix: str, layer: Any) -> None:
+    def __init__(self, stored: StoredNames, prefix: str, layer: Any, dummy: bool = False) -> None:
         super().__init__(layer.moe_config)
-        self.stored, self.prefix = stored, prefix
+        self.stored, self.prefix, self.dummy = stored, prefix, dummy
 
     @property
     def mk_can_overlap_shared_experts(self) -> bool:
@@ -85,10 +94,13 @@ class KbitqExpertsMethod(FusedMoEMethodBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace what has arrived by stacks that one operator multiplies by."""
+        held = layer._parameters.get(expert_parameters.STEMS[1])
         arriving = expert_parameters.forget(layer)
-        if arriving is None:
+        if arriving is None or held is None:
             return
         act, gated = layer.activation, layer.moe_config.is_act_and_mul
+        if self.dummy:
+            arriving.make_up(self.stored.coding_below(self.prefix), gated, self.moe.tp_rank, held.device)
 
         def activation(hidden: Tensor) -> Tensor:
             out = hidden.new_empty((hidden.shape[0], hidden.shape[1] // (2 if gated else 1)))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import kbitq
-from kbitq.errors import FormatError
-from kbitq.integrations.serving import products
+from kbitq.errors import BuildError, FormatError
+from kbitq.integrations.serving import matrix, products
 from kbitq.integrations.serving.linear import PackedLinear, PartLoading
 from kbitq.integrations.serving.names import StoredNames
 from kbitq.quantized import QuantizedTensor
@@ -239,3 +239,15 @@ def test_a_graph_records_a_product(mixture: str, rows: int, cuda_device: str) ->
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.testing.assert_close(out, method.apply(layer, x))
+
+
+def test_a_gpu_that_this_build_has_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded: vLLM makes the layers first."""
+    monkeypatch.setattr("kbitq.ops.cuda_missing", lambda: "kbitq was built without CUDA")
+    matrix.check_device(torch.device("cpu"))
+    with pytest.raises(BuildError, match="the server computes on a GPU, which this kbitq cannot: kbitq was built with"):
+        matrix.check_device(torch.device("cuda", 0))
+    asked: list[torch.device] = []
+    monkeypatch.setattr(matrix, "check_device", asked.append)
+    layer_for([16], 32)
+    assert len(asked) == len(STORED.arriving())

@@ -6,6 +6,7 @@ A start takes vLLM one to four minutes, so each has as much in it as fits.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,10 +48,31 @@ def run(folder: Path, tokens: Path, environment: dict[str, str], **options: Any)
     )  # fmt: skip
 
 
+def test_lora_on_quantized_layers(served: Callable[[str], tuple[Path, list[list[int]]]], tmp_path: Path) -> None:
+    """A Llama with biases, whose output head is quantized, too: tokens without the adapter, and with it."""
+    folder, wanted = served("trellis")
+    adapter, added = served_models.adapter_of(folder)
+    both = [*wanted, *served_models.greedy_tokens(folder, added)]
+    options = {"enforce_eager": True, "enable_lora": True, "max_lora_rank": 8, "adapter": str(adapter)}
+    done = run(folder, tmp_path / "tokens.json", {}, **options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert json.loads((tmp_path / "tokens.json").read_text()) == both
+    assert both[:2] != both[2:]
+
+
+def test_dummy_weights_need_no_files(served: Callable[[str], tuple[Path, list[list[int]]]], tmp_path: Path) -> None:
+    folder, _ = served("mixed")
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("*.safetensors*"))
+    done = run(bare, tmp_path / "tokens.json", {}, enforce_eager=True, load_format="dummy")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    found = json.loads((tmp_path / "tokens.json").read_text())
+    assert [len(tokens) for tokens in found] == [served_models.NEW_TOKENS] * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param("trellis", {"enforce_eager": True}, id="trellis-biases-eager"),
         pytest.param("shared", {"enforce_eager": True}, id="shared-experts-eager"),
         pytest.param("mixed", {"enforce_eager": True, "tensor_parallel_size": 2}, id="mixed-experts-tied-two-workers"),
         pytest.param("mixed", {}, id="mixed-experts-tied-compiled"),
