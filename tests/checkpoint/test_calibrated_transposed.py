@@ -15,12 +15,14 @@ from kbitq.checkpoint.passes import write_pass
 from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
 from kbitq.checkpoint.passes.output_errors import FeedbackMeter
 from kbitq.checkpoint.source.memory import factor_bytes
+from kbitq.checkpoint.source.storage import LocalFileStorage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose.knapsack import Budget
 from kbitq.cluster.chunks import chunks_of
 from kbitq.codecs import feedback
 from kbitq.codecs.base import Request, get_codec
 from kbitq.errors import SelectionError
+from kbitq.on_the_fly.decisions import Decisions
 
 MATRIX, EXPERTS = "h.0.mlp.c_fc.weight", "h.0.experts.gate_up_proj"
 SHAPES = {MATRIX: (96, 160), EXPERTS: (3, 64, 96)}
@@ -131,6 +133,16 @@ def test_a_tile_is_never_cut_into_strips(
     monkeypatch.setattr(quantization, "CpuPipeline", pipeline)
     assert quantized(source, tmp_path / "lanes.safetensors", stats).read_bytes() == whole
     assert made
+
+
+def test_on_the_fly_they_are_the_same(source: Path, stats: Path, tmp_path: Path) -> None:
+    options = QuantizeOptions(k=2, calibration=stats, device="cpu")
+    decisions = Decisions(LocalFileStorage(source), options, {})
+    run(plan_quantize(source, tmp_path / "x.safetensors", options))
+    with safe_open(source, "pt") as plain, safe_open(tmp_path / "x.safetensors", "pt") as made:
+        for name in SHAPES:
+            for part, values in decisions.quantize(name, plain.get_tensor(name)).parts.items():
+                assert torch.equal(values, made.get_tensor(f"{name}_{part}"))
 
 
 def test_budgets_measure_columns(source: Path, stats: Path, tmp_path: Path) -> None:
