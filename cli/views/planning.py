@@ -58,6 +58,10 @@ def _tables(plan: Plan, ledger: Mapping[str, Any], estimate: Estimate) -> None:
         ("memory", f"about {size_text(estimate.peak_memory)} beyond the interpreter with torch"),
         ("time", f"about {seconds_text(estimate.seconds)} on this machine"),
     ]
+    if calibrated := sum(plan.hessian(tensor) is not None for tensor in plan.tensors):
+        quantized = ledger["totals"]["quantized"]
+        count = "all tensors" if calibrated == quantized else f"{calibrated} of {quantized} tensors"
+        lines.insert(2, ("calibrated", f"{count}, by error feedback"))
     if plan.choice is not None:
         console.show(budget.curve(plan.choice), "")
         lines += budget.facts_of(plan.choice)

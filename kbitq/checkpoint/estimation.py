@@ -17,11 +17,13 @@ from kbitq.checkpoint.source.memory import tile_bytes
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs.base import get_codec
+from kbitq.codecs.feedback import factorise
 from kbitq.format import element_count
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 _ROWS, _COLS = 512, 2048  # of the tile that is timed: large enough for all threads
 _READ_BYTES = 64 << 20
+_FACTOR_COLS = 1024  # of the H that is timed
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
     values = sum(element_count(t.shape) for t in plan.tensors if t.quantized)
     selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
     rate, reading = _codec_rate(plan, seconds), _read_rate(plan)
-    took = values / rate + (plan.bytes_in + (0 if plan.spool_bytes else selected)) / reading
+    took = values / rate + _factor_seconds(plan) + (plan.bytes_in + (0 if plan.spool_bytes else selected)) / reading
     return Estimate(
         plan.disk_needed,
         disk_free(plan.out),
@@ -72,7 +74,10 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
 
 
 def _codec_rate(plan: Plan, seconds: float) -> float:
-    """Values a second that are scanned, quantized and measured, with the plan's commonest dtype, K and rule."""
+    """Values a second that are scanned, quantized and measured, with the plan's commonest dtype, K and rule.
+
+    With error feedback, if a tensor of these gets it.
+    """
     tensors = [t for t in plan.tensors if t.k is not None]
     (dtype, k, scale, codec_name), _ = Counter((t.dtype, t.k, t.scale, t.codec) for t in tensors).most_common(1)[0]
     assert k is not None
@@ -80,7 +85,10 @@ def _codec_rate(plan: Plan, seconds: float) -> float:
     w = torch.randn(_ROWS, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
     span, levels = Span(0, 0, _ROWS, _COLS, True, True, _COLS), get_codec(codec_name).levels("optimal", k)[0]
     usual = None if levels is None else torch.from_numpy(levels.copy())
-    request = Request(codec_name, k, usual, 8.0, scale)
+    factor = None
+    if (found := next((h for t in tensors if (h := plan.hessian(t)) is not None), None)) is not None:
+        factor = factorise(torch.eye(_ROWS if found.transposed else _COLS), transposed=found.transposed)
+    request = Request(codec_name, k, usual, 8.0, scale, factor=factor)
     with TileReader(plan.checkpoint) as reader:
         codec = TileCodec(reader, resolve_device(plan.options.device))
         codec.quantize_span(span, w, request)  # the first call also starts threads
@@ -90,6 +98,19 @@ def _codec_rate(plan: Plan, seconds: float) -> float:
             codec.quantize_span(span, w, request)
             rounds += 1
         return rounds * w.numel() / (time.perf_counter() - started)
+
+
+def _factor_seconds(plan: Plan) -> float:
+    """Seconds that the H of a plan's calibration take to be factorised, each once; by the cube of their columns."""
+    found = {h.tensors: h for t in plan.tensors if (h := plan.hessian(t)) is not None}
+    if not found:
+        return 0.0
+    sample = torch.eye(_FACTOR_COLS, device=resolve_device(plan.options.device))
+    factorise(sample)  # the first call also loads a library
+    started = time.perf_counter()
+    float(factorise(sample).upper[0, 0])
+    took = time.perf_counter() - started
+    return took * sum(h.experts * (h.columns / _FACTOR_COLS) ** 3 for h in found.values())
 
 
 def _read_rate(plan: Plan) -> float:

@@ -10,7 +10,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from kbitq.calibration.writer import Gathered, StatisticsWriter
-from kbitq.checkpoint import QuantizeOptions, choose, dequantize_checkpoint, plan_quantize, quantization, run, verify
+from kbitq.checkpoint import (
+    QuantizeOptions,
+    choose,
+    dequantize_checkpoint,
+    estimation,
+    plan_quantize,
+    quantization,
+    run,
+    verify,
+)
 from kbitq.checkpoint.passes import write_pass
 from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
 from kbitq.checkpoint.passes.output_errors import FeedbackMeter
@@ -89,6 +98,8 @@ def test_what_the_plan_and_the_ledger_say(source: Path, stats: Path, tmp_path: P
     assert plan.feedback_bytes(0) == plan.feedback_bytes(None) == whole
     bare = plan_quantize(source, tmp_path / "bare", QuantizeOptions(k=2, device="cpu"))
     assert plan.peak_memory == bare.peak_memory + whole
+    assert estimation.estimate(plan, 0).seconds > 0
+    assert estimation._factor_seconds(plan) > estimation._factor_seconds(bare) == 0
     run(plan)
     report = json.loads((tmp_path / "out/quantization_report.json").read_text())
     assert any(said in note for note in report["files_not_carried"])

@@ -57,6 +57,12 @@ def test_inspect_shows_what_is_in_it(stats: Path, kbitq: Kbitq) -> None:
     assert kbitq("inspect", stats, "--quiet") == (0, table["fingerprint"] + "\n", "")
 
 
+def test_plan_says_what_gets_error_feedback(model: Path, stats: Path, kbitq: Kbitq) -> None:
+    code, out, err = kbitq("plan", model, "--k", 2, "--calibration", stats)
+    assert code == 0, err
+    assert "calibrated  all tensors, by error feedback" in out
+
+
 def test_inspect_says_that_a_model_was_calibrated(model: Path, stats: Path, tmp_path: Path, kbitq: Kbitq) -> None:
     assert kbitq("quantize", model, "--k", 2, "--calibration", stats, "-o", tmp_path / "out", "--quiet")[0] == 0
     code, out, err = kbitq("inspect", tmp_path / "out")
