@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,15 @@ class Machines:
     workers: machines.Workers = None
     stall: machines.Stall = 600.0
 
+    def check(self, device: str) -> None:
+        """Raise BadParameter for options that say where, but not on which machines, or the other way round."""
+        if self.cluster is None:
+            usual = {field.name: field.default for field in fields(self)}
+            if given := [name for name, value in vars(self).items() if value != usual[name]]:
+                raise typer.BadParameter(f"--{given[0].replace('_', '-')} needs --cluster.")
+        elif device not in ("auto", "cpu") and not self.gpus_per_worker and self.cluster != "slurm":
+            raise typer.BadParameter("with --cluster, --gpus-per-worker says how many GPUs a worker has, not --device.")
+
 
 @spread
 def command(
@@ -70,6 +79,7 @@ def command(
     from kbitq.cli import sources
 
     wanted.check(dry_run=publishing.dry_run, stream=request.stream, cluster=machines.cluster is not None)
+    machines.check(request.device)
     options, target = options_of(request, context, wanted.kl), _repository(publishing)
     found = sources.find(request.source, stream=request.stream)
     if wanted.kl is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from kbitq.checkpoint.output.layout import Shard
     from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 
-SYNC_BYTES = 64 << 20  # at most this much is done again after a worker died
+SYNC_BYTES = 256 << 20  # of the source: at most this much, or
+SYNC_SECONDS = 5.0  # what was done in this long, is done again after a worker died
 
 
 class _BeatingReader(TileReader):
@@ -109,7 +111,7 @@ class ChunkWork:
         self.job, self.attempt = job, attempt
         self._done = done if done is not None else lambda _: None
         self._devices = resolve_devices(job.plan.options.device if job.plan.output is None else "cpu")
-        self._unsynced = 0
+        self._unsynced, self._last_sync = 0, time.monotonic()
         self._commits = _Commits(attempt)
         self._readers: list[TileReader] = []
         self._begun: set[str] | None = None
@@ -139,7 +141,7 @@ class ChunkWork:
         """Record a chunk that is done; soon, and after its data, the record is on the disk."""
         self.attempt.note_result(chunk.key, self.job.layout, result)
         self._unsynced += max(written, chunk.nbytes)
-        if self._unsynced >= SYNC_BYTES:
+        if self._unsynced >= SYNC_BYTES or time.monotonic() - self._last_sync >= SYNC_SECONDS:
             self._commit()
         self._done(chunk)
 
@@ -148,7 +150,7 @@ class ChunkWork:
         for reader in self._readers:
             reader.check_unchanged()
         self._commits.begin()
-        self._unsynced = 0
+        self._unsynced, self._last_sync = 0, time.monotonic()
 
     def _measure(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         reader = self._reader(held, tile_bytes(self.job.plan.options.max_memory))

@@ -53,3 +53,19 @@ def test_saving_never_touches_what_is_there(tiny: Path, tmp_path: Path, kbitq: K
     assert tiny.read_bytes() == before and other.read_text() == "mine"
     recipe = kbitq("plan", tiny, "--bpw", 3.5, "-o", out, "--save", "p.json", "--write-recipe", tmp_path / "r.toml")
     assert recipe.code == 2 and "--write-recipe needs the K that a budget chooses" in recipe.err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--workers", 2), "--workers needs --cluster"),
+        (("--gpus-per-worker", 1), "--gpus-per-worker needs --cluster"),
+        (("--cluster", "auto", "--device", "cuda"), "--gpus-per-worker says how many GPUs a worker has, not --device"),
+    ],
+)
+def test_options_of_machines_that_say_nothing(
+    tiny: Path, tmp_path: Path, kbitq: Kbitq, given: tuple[object, ...], says: str
+) -> None:
+    ended = kbitq("quantize", tiny, "--k", 3, "-o", tmp_path / "out.safetensors", *given)
+    assert ended.code == 2 and says in " ".join(ended.err.split()), ended.err
+    assert list(tmp_path.iterdir()) == [tiny]
