@@ -37,6 +37,8 @@ void bind_runtime(pybind11::module_& m) {
     m.def("cuda_status", &cuda_status, "Why CUDA cannot be used; empty if it can.");
     m.def("simd", [] { return std::string(simd_level_name(simd_level())); }, "The CPU instruction set in use.");
     m.def("simd_levels", &simd_levels, "The CPU instruction sets this machine has, scalar first.");
+    m.def("tiles", &multiplies_tiles, "Whether bfloat16 products use tile registers (AMX).");
+    m.def("allow_tiles", &allow_tiles, pybind11::arg("allowed"), "Whether they may (for tests).");
     m.def("set_simd", &set_simd_level, pybind11::arg("level"), "Use this CPU instruction set from now on (for tests).");
 }
 

@@ -32,5 +32,12 @@ function(kbitq_simd_sources target)
                                 COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mfma;-mf16c;-mbmi2")
     target_compile_definitions(${target} PRIVATE KBITQ_AVX512_BF16=1)
   endif()
+  check_cxx_compiler_flag("-mamx-tile -mamx-bf16" KBITQ_COMPILES_AMX)  # since GCC 11
+  if(KBITQ_COMPILES_AMX AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    target_sources(${target} PRIVATE ops/nf4/nf4_amx.cpp)
+    set_source_files_properties(ops/nf4/nf4_amx.cpp PROPERTIES
+                                COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mamx-tile;-mamx-bf16;-mfma;-mf16c;-mbmi2")
+    target_compile_definitions(${target} PRIVATE KBITQ_AMX=1)
+  endif()
   target_compile_definitions(${target} PRIVATE KBITQ_X86=1)
 endfunction()

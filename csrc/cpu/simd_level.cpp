@@ -3,6 +3,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+#if defined(KBITQ_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace kbitq {
 namespace {
@@ -18,6 +23,20 @@ SimdLevel parse(const std::string& name, const char* where) {
         known += simd_level_name(level);
     }
     throw std::invalid_argument(std::string(where) + " = '" + name + "': this machine has " + known);
+}
+
+std::atomic<bool> tiles_allowed{true};
+
+// Tile registers are large, so Linux hands them out on request: to a process, for all of its threads.
+bool machine_has_tiles() {
+#if defined(KBITQ_AMX)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool bf16 = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+    return bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
 }
 
 }  // namespace
@@ -63,5 +82,12 @@ bool multiplies_bf16() {
     return false;
 #endif
 }
+
+bool multiplies_tiles() {
+    static const bool present = machine_has_tiles();
+    return present && tiles_allowed.load(std::memory_order_relaxed) && simd_level() == SimdLevel::avx512;
+}
+
+void allow_tiles(bool allowed) { tiles_allowed.store(allowed, std::memory_order_relaxed); }
 
 }  // namespace kbitq

@@ -13,5 +13,7 @@ std::vector<SimdLevel> available_simd_levels();  // ascending; always begins wit
 SimdLevel simd_level();                          // throws std::invalid_argument if KBITQ_SIMD cannot be had
 void set_simd_level(const std::string& name);    // likewise
 bool multiplies_bf16();                          // AVX512_BF16, with the level avx512
+bool multiplies_tiles();                         // AMX in bfloat16, likewise, and allowed
+void allow_tiles(bool allowed);                  // for tests: without, what there is for other machines is used
 
 }  // namespace kbitq

@@ -83,6 +83,25 @@ def test_linear_beside_float64(simd, device, dtype, bound, block, batch):
     assert got.dtype == dtype and (got.double() - want).norm() <= bound * want.norm()
 
 
+@pytest.mark.skipif(not core.tiles(), reason="the processor has no tile registers (AMX)")
+@pytest.mark.parametrize(
+    "shape, block", [((77, 768), 64), ((16, 64), 64), ((33, 1024), 128), ((5, 4096), 4096)], ids=str
+)
+@pytest.mark.parametrize("batch", [3, 8, 16])
+def test_tiles_agree_with_vectors(shape, block, batch):
+    """The same products, added up in another order; threads share the rows of W."""
+    q = functional.quantize_nf4(weights(shape, torch.float32), block)
+    x = torch.randn(batch, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    bias = torch.linspace(-1, 1, shape[0]).bfloat16()
+    try:
+        core.allow_tiles(False)
+        want = functional.nf4_linear(x, q, bias).double()
+    finally:
+        core.allow_tiles(True)
+    got = functional.nf4_linear(x, q, bias).double()
+    assert (got - want).norm() <= 1e-3 * want.norm()
+
+
 def test_linear_where_blocks_run_on_across_rows(device):
     q = functional.quantize_nf4(weights((48, 100), torch.float32), 64).to(device)
     x = torch.randn(2, 3, 100, generator=torch.Generator().manual_seed(1)).to(device)

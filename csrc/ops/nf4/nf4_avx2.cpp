@@ -6,7 +6,8 @@
 
 namespace kbitq {
 
-const Nf4Kernels kAvx2Nf4 = {
-    avx2::quantize, avx2::dequantize, {DType::f32, avx2::FloatProduct::kPairs, avx2::linear<avx2::FloatProduct>}};
+const Nf4Kernels kAvx2Nf4 = {avx2::quantize,
+                             avx2::dequantize,
+                             {DType::f32, avx2::FloatProduct::kPairs, 1, avx2::linear<avx2::FloatProduct>, nullptr}};
 
 }  // namespace kbitq

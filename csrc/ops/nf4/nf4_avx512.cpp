@@ -6,8 +6,9 @@
 
 namespace kbitq {
 
-const Nf4Kernels kAvx512Nf4 = {avx512::quantize,
-                               avx512::dequantize,
-                               {DType::f32, avx512::FloatProduct::kPairs, avx512::linear<avx512::FloatProduct>}};
+const Nf4Kernels kAvx512Nf4 = {
+    avx512::quantize,
+    avx512::dequantize,
+    {DType::f32, avx512::FloatProduct::kPairs, 1, avx512::linear<avx512::FloatProduct>, nullptr}};
 
 }  // namespace kbitq

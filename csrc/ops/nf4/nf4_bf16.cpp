@@ -34,6 +34,7 @@ struct Bf16Product {
 }  // namespace
 }  // namespace avx512
 
-const Nf4Linear kAvx512Bf16Nf4Linear = {DType::bf16, avx512::Bf16Product::kPairs, avx512::linear<avx512::Bf16Product>};
+const Nf4Linear kAvx512Bf16Nf4Linear = {DType::bf16, avx512::Bf16Product::kPairs, 1,
+                                        avx512::linear<avx512::Bf16Product>, nullptr};
 
 }  // namespace kbitq

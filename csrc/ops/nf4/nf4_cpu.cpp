@@ -1,4 +1,5 @@
 // NF4 on the CPU: which kernel, on how many threads.
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -22,8 +23,13 @@ const Nf4Kernels& nf4_kernels() {
     }
 }
 
-const Nf4Linear& nf4_linear(DType x) {
-    (void)x;
+constexpr int kTileBatch = 3;  // rows of x from which tiles of sixteen are quicker than vectors of one
+
+const Nf4Linear& nf4_linear(DType x, int64_t batch) {
+    (void)x, (void)batch;
+#if defined(KBITQ_AMX)
+    if (x == DType::bf16 && batch >= kTileBatch && multiplies_tiles()) return kAmxNf4Linear;
+#endif
 #if defined(KBITQ_AVX512_BF16)
     if (x == DType::bf16 && multiplies_bf16()) return kAvx512Bf16Nf4Linear;
 #endif
@@ -61,17 +67,23 @@ void nf4_dequantize_cpu(const Nf4DequantizeArgs& a, int threads) {
 
 void nf4_linear_cpu(const Nf4LinearArgs& a, int threads) {
     static thread_local std::vector<Line> buffer;  // kept: a decode step comes again with the same sizes
-    const Nf4Linear& kernel = nf4_linear(a.dtype);
+    const Nf4Linear& kernel = nf4_linear(a.dtype, a.batch);
     const int64_t bytes = a.batch * a.cols * dtype_size(kernel.x);
     buffer.resize(static_cast<size_t>(bytes) / sizeof(Line) + 1);
-    with_element(a.dtype, [&](auto from) {
-        with_element(kernel.x, [&](auto to) {
-            arrange_as<from, to>(a, kernel.pairs, reinterpret_cast<Stored<to>*>(buffer.data()));
+    if (kernel.arrange) {
+        kernel.arrange(a, buffer.data());
+    } else {
+        with_element(a.dtype, [&](auto from) {
+            with_element(kernel.x, [&](auto to) {
+                arrange_as<from, to>(a, kernel.pairs, reinterpret_cast<Stored<to>*>(buffer.data()));
+            });
         });
-    });
+    }
     const void* x = buffer.data();
-    parallel_for_in_turn(a.rows, 2 * kGrain / (a.cols + 1) + 1, threads,
-                         [&](int64_t begin, int64_t end) { kernel.run(a, x, begin, end); });
+    const int64_t rows = kernel.rows;
+    parallel_for_in_turn(
+        (a.rows + rows - 1) / rows, 2 * kGrain / (rows * a.cols + 1) + 1, threads,
+        [&](int64_t begin, int64_t end) { kernel.run(a, x, begin * rows, std::min(end * rows, a.rows)); });
 }
 
 }  // namespace kbitq

@@ -9,11 +9,13 @@
 namespace kbitq {
 
 // x: its type, and its order: of every 2 * pairs neighbours first those at even places, then those at odd ones, as the
-// halves of bytes lie.
+// halves of bytes lie; or what `arrange` writes of x, as many elements. A call of `run` begins at a multiple of `rows`.
 struct Nf4Linear {
     DType x;
     int pairs;
+    int rows;
     void (*run)(const Nf4LinearArgs&, const void* x, int64_t begin, int64_t end);  // rows of W
+    void (*arrange)(const Nf4LinearArgs&, void* out);
 };
 
 struct Nf4Kernels {
@@ -29,6 +31,9 @@ extern const Nf4Kernels kAvx512Nf4;
 #endif
 #if defined(KBITQ_AVX512_BF16)
 extern const Nf4Linear kAvx512Bf16Nf4Linear;
+#endif
+#if defined(KBITQ_AMX)
+extern const Nf4Linear kAmxNf4Linear;
 #endif
 
 // The block that the tensor's end cuts short.

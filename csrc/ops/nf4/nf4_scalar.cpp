@@ -78,6 +78,6 @@ void nf4_quantize_tail(const Nf4QuantizeArgs& a) {
 
 void nf4_dequantize_tail(const Nf4DequantizeArgs& a) { decode(a, a.count - a.count % a.block, a.count % a.block); }
 
-const Nf4Kernels kScalarNf4 = {quantize, dequantize, {DType::f32, 1, linear}};
+const Nf4Kernels kScalarNf4 = {quantize, dequantize, {DType::f32, 1, 1, linear, nullptr}};
 
 }  // namespace kbitq
