@@ -64,6 +64,7 @@ _REMEDIES = {
     "nonfinite": "--on-nonfinite keep copies such tensors unquantized, --exclude PATTERN leaves them alone",
     "not-ours": "remove the folder yourself, or choose another with -o",
     "original": "kbitq dequantize {path} -o OUT gives an ordinary checkpoint; better is its original",
+    "other-format": "kbitq inspect {path} shows its tensors; kbitq dequantize {path} -o OUT makes an ordinary folder",
     "output-outside": "choose an output outside it with -o",
     "plan-again": "kbitq plan SRC -o OUT --save PLAN, with the options of this one, makes a plan again",
     "quantize": "kbitq quantize {path} --k 3",

@@ -79,6 +79,8 @@ def options_of(request: Request, context: typer.Context, kl: float | None = None
 
     recipe = load_recipe(request.recipe) if request.recipe is not None else Recipe()
     given = _with_recipe(request, recipe, context)
+    if kl is not None and given["format"] != QUANT_METHOD:
+        raise typer.BadParameter("--kl is for kbitq's own format; --bpw goes with --format compressed-tensors too.")
     _settle_format(given)
     wishes = [f"--{key}" for key in _WISHES if given[key] is not None] + (["--kl"] if kl is not None else [])
     if len(wishes) > 1:

@@ -23,7 +23,7 @@ from kbitq.choose import knapsack as allocator
 from kbitq.choose.knapsack import Allocation, Budget
 from kbitq.choose.selection import REGEX_PREFIX, Rule, shrinks
 from kbitq.choose.tensor_names import merged_experts, tie_of
-from kbitq.codecs.base import Coding, bits_per_weight, coded_nbytes, constant_nbytes, get_codec
+from kbitq.codecs.base import Coding, bits_per_weight, coded_nbytes, constant_nbytes, for_dtype, get_codec, output_codec
 from kbitq.errors import BudgetError, SelectionError
 from kbitq.format import element_count
 from kbitq.quantized import sqnr_db
@@ -88,7 +88,7 @@ def measure_all(plan: Plan, progress: Callable[[Progress], None] | None = None) 
     meter = ProgressMeter(progress, sum(t.bytes_in for t in chosen))
     found: dict[str, Measured | str] = {}
     with TileReader(plan.checkpoint, tile_bytes(plan.options.max_memory)) as reader:
-        codec = TileCodec(reader, resolve_device(plan.options.device))
+        codec = TileCodec(reader, resolve_device(plan.device))
         feedback = feedback_meter(plan, codec)
         for tensor in chosen:
             found[tensor.name] = measure_tensor(plan, codec, tensor, feedback)
@@ -129,7 +129,9 @@ def bits_range(plan: Plan) -> tuple[float, float]:
 
 
 def _coding(tensor: TensorPlan) -> Coding:
-    return tensor.codec, tensor.k or 0
+    """As budgets name it: without the dtype of a tensor."""
+    output = output_codec(tensor.codec)
+    return tensor.codec if output is None else output.base, tensor.k or 0
 
 
 class _Spending:
@@ -195,13 +197,13 @@ class _Spending:
 
     def _size(self, tensor: TensorPlan, coding: Coding) -> int:
         """Bytes that count: with the codebook where the file's size is what matters."""
-        codec, k = coding
+        codec, k = for_dtype(coding[0], tensor.dtype), coding[1]
         books = constant_nbytes(codec, tensor.name, tensor.shape, k) if self.budget.size is not None else 0
         return coded_nbytes(codec, tensor.name, tensor.shape, k) + books
 
     def _error(self, tensor: TensorPlan, coding: Coding) -> float:
         """The error that counts; infinite where the tensor would not shrink."""
-        codec, k = coding
+        codec, k = for_dtype(coding[0], tensor.dtype), coding[1]
         if coding != self.codings[0] and not shrinks(tensor.name, tensor.shape, tensor.dtype, k, codec):
             return np.inf
         found = self.measured[tensor.name]

@@ -90,7 +90,7 @@ def _codec_rate(plan: Plan, seconds: float) -> float:
         factor = factorise(torch.eye(_ROWS if found.transposed else _COLS), transposed=found.transposed)
     request = Request(codec_name, k, usual, 8.0, scale, factor=factor)
     with TileReader(plan.checkpoint) as reader:
-        codec = TileCodec(reader, resolve_device(plan.options.device))
+        codec = TileCodec(reader, resolve_device(plan.device))
         codec.quantize_span(span, w, request)  # the first call also starts threads
         rounds, started = 0, time.perf_counter()
         while rounds == 0 or time.perf_counter() - started < seconds:

@@ -21,6 +21,7 @@ from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.storage import LocalFileStorage, LocalFolderStorage, Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source, measure_tensor
+from kbitq.checkpoint.written.output_check import OutputCheck, find_output
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, open_quantized, read_constants
 from kbitq.choose.selection import Selection, check_k
 from kbitq.codecs.base import coded_nbytes, constant_nbytes, get_codec
@@ -71,6 +72,8 @@ def inspect(
     checkpoint = open_checkpoint(path)
     if is_kbitq(checkpoint):
         return _inspect_quantized(open_quantized(checkpoint), against, progress)
+    if (output := find_output(checkpoint)) is not None:
+        return _inspect_output(output, against)
     if against is not None:
         raise CheckpointError(
             f"{checkpoint.where} is not quantized, so there is nothing to compare",
@@ -94,6 +97,22 @@ def _inspect_quantized(
     before = sum(t.nbytes for t in opened.kept.values())
     for tensor in opened.tensors.values():
         before += element_count(tensor.meta.shape) * stored_dtype(tensor.meta.dtype).bits // 8
+    return InspectReport(totals(rows, before, overall), rows, True)
+
+
+def _inspect_output(found: OutputCheck, against: str | Path | Storage | None) -> InspectReport:
+    """A folder that kbitq wrote in another tool's format, by its ledger, or measured again."""
+    overall = None
+    if against is not None:
+        sums = found.measure(open_source(against), found.rows)
+        for name, mine in sums.items():
+            found.metas[name].sqnr_db, found.metas[name].max_abs_err = mine.sqnr_db, mine.max_abs_err
+        overall = sqnr_db(sum(s.signal for s in sums.values()), sum(s.noise for s in sums.values()))
+    rows = [quantized_row(name, meta) for name, meta in found.metas.items()]
+    rows += [kept_row(name, "", t.shape, t.dtype, t.nbytes) for name, t in found.kept.items()]
+    before = sum(t.nbytes for t in found.kept.values())
+    for meta in found.metas.values():
+        before += element_count(meta.shape) * stored_dtype(meta.dtype).bits // 8
     return InspectReport(totals(rows, before, overall), rows, True)
 
 

@@ -69,7 +69,7 @@ def run(plan: Plan, progress: Callable[[Progress], None] | None = None) -> RunRe
         BuildError: ``device`` names a GPU that is not there.
     """
     started = time.monotonic()
-    devices = resolve_devices(plan.options.device if plan.output is None else "cpu")
+    devices = resolve_devices(plan.device)
     with Staging(plan.out) as staging, ExitStack() as held:
         state, journal = take_up(plan, staging)
         held.callback(journal.close)

@@ -110,7 +110,7 @@ class ChunkWork:
     def __init__(self, job: Job, attempt: Attempt, done: Callable[[Chunk], None] | None = None) -> None:
         self.job, self.attempt = job, attempt
         self._done = done if done is not None else lambda _: None
-        self._devices = resolve_devices(job.plan.options.device if job.plan.output is None else "cpu")
+        self._devices = resolve_devices(job.plan.device)
         self._unsynced, self._last_sync = 0, time.monotonic()
         self._commits = _Commits(attempt)
         self._readers: list[TileReader] = []

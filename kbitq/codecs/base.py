@@ -301,6 +301,12 @@ def output_codec(name: str) -> OutputCodec | None:
     return _outputs[name]
 
 
+def for_dtype(codec: str, dtype: str) -> str:
+    """The codec that tensors of a dtype, in safetensors' spelling, get where a run asks for ``codec``."""
+    output = output_codec(codec)
+    return codec if output is None or output.base != codec else output.of_dtype(dtype)
+
+
 def rows_together(codec: str, cols: int) -> int:
     """Rows of so many columns that a codec codes together; 1 where a row may be cut."""
     output = output_codec(codec)

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
+from kbitq.checkpoint import QuantizeOptions, choose, inspect, plan_quantize, run, verify
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose.knapsack import Budget
@@ -198,6 +198,42 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert report.reused[0] > 0
     whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == whole
+
+
+def mixed(folder: Path) -> dict[str, int]:
+    """The K of each module that a config names."""
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]
+    return {module: group["weights"]["num_bits"] for group in said.values() for module in group["targets"]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rules_and_budgets_mix_bits_in_compressed_tensors(tmp_path: Path, dtype: torch.dtype) -> None:
+    source, name = make_source(tmp_path / "model", dtype), "model.layers.{}.mlp.up_proj"
+    rules = (TensorRule("*layers.1*", k=8), TensorRule("*layers.2*", keep=True))
+    made(source, tmp_path / "rules", "compressed-tensors", 4, rules=rules)
+    assert mixed(tmp_path / "rules") == {name.format(0): 4, name.format(1): 8}
+    plan = plan_quantize(source, tmp_path / "out", QuantizeOptions(codec="compressed-tensors", budget=Budget(bpw=5.5)))
+    report = run(choose(plan))
+    assert 4 < report.totals["bits_per_weight"] <= 5.5
+    assert set(mixed(tmp_path / "out").values()) == {4, 8}
+    assert report.totals["sqnr_db"] > 20
+    assert verify(tmp_path / "out", source, full=True).ok and verify(tmp_path / "rules", source, full=True).ok
+    assert set(values(tmp_path / "out")) == set(values(source))
+
+
+@pytest.mark.parametrize("codec, k", [("gptq", 8), ("bnb-nf4-double", 4)])
+def test_inspect_shows_what_a_folder_holds(tmp_path: Path, codec: str, k: int) -> None:
+    source, out = make_source(tmp_path / "model"), tmp_path / "out"
+    report = made(source, out, codec, k)
+    found = inspect(out)
+    assert found.quantized
+    assert {r["name"]: (r["verdict"], r["bytes"], r["sqnr_db"]) for r in found.tensors} == {
+        r["name"]: (r["verdict"], r["bytes"], r["sqnr_db"]) for r in report.tensors
+    }
+    for key in ("bits_per_weight", "bytes_in", "bytes_out", "coverage", "worst"):
+        assert found.totals[key] == report.totals[key]
+    again = inspect(out, against=source)
+    assert again.totals["sqnr_db"] == pytest.approx(report.totals["sqnr_db"], abs=0.01)
 
 
 def test_what_a_format_cannot_hold_is_refused_in_the_plan(tmp_path: Path) -> None:

@@ -199,6 +199,9 @@ def test_a_run_taken_up_again_says_what_it_reuses(kbitq: Kbitq, tiny: Path, monk
 def test_formats_of_other_tools(kbitq: Kbitq, tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
+    alone = kbitq("plan", tiny, "--format", "fp8", "--json")
+    assert json.loads(alone.out)["out"] == str(tiny.with_name(f"{tiny.stem}-fp8"))
+    assert any("no config.json" in note for note in json.loads(alone.out)["notes"])
     tiny.rename(folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
     plan = kbitq("quantize", folder, "--format", "int8", "--dry-run", "--json")
@@ -211,6 +214,19 @@ def test_formats_of_other_tools(kbitq: Kbitq, tiny: Path, tmp_path: Path) -> Non
         (("--format", "int8", "--codec", "trellis"), "--codec is for"),
         (("--format", "compressed-tensors"), "--k"),
         (("--format", "bnb-nf4", "--k", 3), "K = 3"),
+        (("--format", "gptq", "--k", 4, "--group", 96), "no groups of 96 columns"),
+        (("--format", "gptq", "--bpw", 4.5), "one K for all tensors"),
+        (
+            ("--format", "compressed-tensors", "--kl", 0.1, "--text", folder / "config.json"),
+            "--kl is for kbitq's own format",
+        ),
+        (("--format", "bnb-nf4-double", "--importance", folder / "config.json"), "compressed-tensors, gptq"),
     ):
         result = kbitq("quantize", folder, *arguments)
         assert result.code != 0 and said in " ".join(result.err.split()), (arguments, result.err)
+    assert kbitq("quantize", folder, "--format", "int8", "-o", tmp_path / "out").code == 0
+    card = kbitq("push", tmp_path / "out", "me/int8", "--dry-run")
+    assert "pip install compressed-tensors" in card.out and "--format int8" in card.out, card.err
+    assert "int8" in kbitq("inspect", tmp_path / "out", "--by", "role").out
+    refused = kbitq("inspect", tmp_path / "out", "--histograms")
+    assert refused.code == 1 and "format int8 of other tools" in " ".join(refused.err.split())

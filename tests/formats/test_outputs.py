@@ -7,9 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, plan_quantize, run
+from kbitq.choose.selection import TensorRule
 
 PACKAGES = {"bnb-nf4": "bitsandbytes", "bnb-nf4-double": "bitsandbytes", "gptq": "gptqmodel", "gptq-g32": "gptqmodel"}
+ACTIVATIONS = ("int8", "fp8", "fp8-block")  # formats that quantize these, too
+SAME = 0.02  # of the logits' norm: sums in another order, in bfloat16
 # What the logits may differ from those of the source, as a share of their norm.
 LOADED = [("compressed-tensors", 4, 0.4), ("compressed-tensors-channel", 8, 0.05), ("int8", 8, 0.06), ("fp8", 8, 0.15),
           ("fp8-block", 8, 0.15), ("gptq", 4, 0.4), ("gptq-g32", 8, 0.05), ("bnb-nf4", 4, 0.4),
@@ -49,6 +52,23 @@ def test_transformers_loads_and_runs_it(source: Path, tmp_path: Path, codec: str
     run(plan_quantize(source, tmp_path / "out", QuantizeOptions(k=k, codec=codec)))
     want, got = logits(source), logits(tmp_path / "out")
     assert 0 < (got - want).norm() < bound * want.norm()
+    if codec not in ACTIVATIONS:
+        dequantize_checkpoint(tmp_path / "out", tmp_path / "plain")
+        assert (got - logits(tmp_path / "plain")).norm() < SAME * want.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("codec", ["compressed-tensors", "gptq"])
+def test_tensors_may_be_kept_or_have_other_bits(source: Path, tmp_path: Path, codec: str) -> None:
+    pytest.importorskip(PACKAGES.get(codec, "compressed_tensors"))
+    rules = [TensorRule("*layers.0.mlp*", keep=True)]
+    if codec == "compressed-tensors":
+        rules.append(TensorRule("*layers.1.self_attn*", k=8))
+    run(plan_quantize(source, tmp_path / "out", QuantizeOptions(k=4, codec=codec, rules=tuple(rules))))
+    dequantize_checkpoint(tmp_path / "out", tmp_path / "plain")
+    want = logits(tmp_path / "plain")
+    assert (logits(tmp_path / "out") - want).norm() < SAME * want.norm()
 
 
 @pytest.mark.slow

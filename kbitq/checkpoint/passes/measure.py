@@ -23,7 +23,7 @@ from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.sample import sampled
 from kbitq.checkpoint.source.spans import Span
-from kbitq.codecs.base import Coding, Request, get_codec
+from kbitq.codecs.base import Coding, Request, for_dtype, get_codec, output_codec
 from kbitq.format import DEFAULT_CODEC, element_count, matrix_shape
 
 FULL = tuple((DEFAULT_CODEC, k) for k in (2, 3, 4))  # measured on all rows
@@ -104,7 +104,7 @@ class _Errors:
         self, plan: Plan, codec: TileCodec, tensor: TensorPlan, codings: Sequence[Coding], amax: float
     ) -> None:
         self.tensor, self.device, self.wanted = tensor, codec.device, tuple(codings)
-        alone = len(codings) == 1 or all(coding in FULL for coding in codings)
+        alone = len(codings) == 1 or all(coding in FULL or output_codec(coding[0]) for coding in codings)
         self.full = self.wanted if alone else FULL
         self.codings = tuple(dict.fromkeys([*self.wanted, *([] if alone else [REFERENCE])]))
         self.columns = ColumnWeights(plan.importance)
@@ -141,7 +141,7 @@ class _Errors:
 
     def _errors(self, w: torch.Tensor, weights: torch.Tensor | None, coding: Coding) -> np.ndarray:
         """float64 ``[rows, 3]``: sum w^2, sum (w - w')^2, and the latter weighted."""
-        codec, levels = get_codec(coding[0]), self.levels[coding]
+        codec, levels = get_codec(for_dtype(coding[0], self.tensor.dtype)), self.levels[coding]
         parts = codec.encode(w, Request(coding[1], self.amax, self.tensor.scale, levels, weights))
         table = codec.stats(w, parts).cpu().numpy()
         table[:, 2] = table[:, 1]

@@ -23,7 +23,7 @@ from kbitq.checkpoint.source.sample import SAMPLE_RUN
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs import feedback
-from kbitq.codecs.base import Coding, Request, get_codec
+from kbitq.codecs.base import Coding, Request, for_dtype, get_codec
 from kbitq.format import block_count, is_fused_experts, matrix_shape
 
 ROW_STEP = 16  # one row in so many is measured,
@@ -88,7 +88,12 @@ class FeedbackMeter:
                 found.output += feedback.proxy_loss(w, h, transposed=factor.transposed)
                 for coding, levels in codings:
                     on_device = None if levels is None else levels.to(self._device)
-                    error = _error(coding[0], w, Request(coding[1], largest, tensor.scale, on_device), factor)
+                    error = _error(
+                        for_dtype(coding[0], tensor.dtype),
+                        w,
+                        Request(coding[1], largest, tensor.scale, on_device),
+                        factor,
+                    )
                     found.noise[coding] += float(error.double().square().sum())
                     found.loss[coding] += feedback.proxy_loss(error, h, transposed=factor.transposed)
         return found

@@ -184,6 +184,11 @@ class Plan:
         return memory.feedback_bytes(max_memory, found.columns, whole)
 
     @property
+    def device(self) -> str:
+        """Where the run computes, as ``device`` of the options spells it; other tools' formats are made on the CPU."""
+        return self.options.device if self.output is None else "cpu"
+
+    @property
     def settles(self) -> bool:
         """Whether the sizes of a tensor's parts depend on its values, so that all are read once more before."""
         return self.output is not None and self.output.settles

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kbitq.checkpoint.plan.options import QuantizeOptions
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.choose.selection import Selection, TensorRule
-from kbitq.codecs.base import coded_entries, output_codec
+from kbitq.codecs.base import coded_entries, for_dtype
 from kbitq.format import DEFAULT_CODEC
 
 
@@ -53,6 +53,7 @@ class TensorPlan:
 
     def coded(self, codec: str, k: int) -> TensorPlan:
         """The same tensor in another codec, or at another K."""
+        codec = for_dtype(codec, self.dtype)
         size = sum(e.nbytes for e in coded_entries(codec, self.name, self.shape, k))
         return replace(self, codec=codec, k=k, bytes_out=size)
 
@@ -66,9 +67,7 @@ def plan_tensor(selection: Selection, tensor: SourceTensor, options: QuantizeOpt
     verdict = selection.verdict(tensor.name, tensor.shape, tensor.dtype)
     rule = verdict.rule or TensorRule("*")
     size = tensor.plain_nbytes
-    codec = verdict.codec
-    if (output := output_codec(codec)) is not None:
-        codec = output.of_dtype(tensor.dtype)
+    codec = for_dtype(verdict.codec, tensor.dtype)
     if verdict.k is not None:
         size = sum(e.nbytes for e in coded_entries(codec, tensor.name, tensor.shape, verdict.k))
     return TensorPlan(

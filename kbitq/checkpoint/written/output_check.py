@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ from kbitq.choose.importance import Importance
 from kbitq.codecs.base import OutputCodec, Request, coded_entries, output_codec, part_name
 from kbitq.codecs.outputs import WHOLE_ROW
 from kbitq.errors import CheckpointError, KbitqError
-from kbitq.format import CONFIG_FILE, CONFIG_KEY, is_shape
+from kbitq.format import CONFIG_FILE, CONFIG_KEY, TensorMeta, is_shape
 from kbitq.text_safety import shown
 
 _MOST_BYTES = 1 << 28  # of a ledger
@@ -42,6 +45,11 @@ class OutputCheck:
     checks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     not_made_again: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def format(self) -> str:
+        """As ``--format`` spells it."""
+        return _codec_of(next(iter(self.rows.values()))).output
 
     def structure(self) -> None:
         """The parts of every tensor, and what config.json says."""
@@ -88,32 +96,48 @@ class OutputCheck:
         return again
 
     def _measure_all(self, plain: TileReader) -> None:
-        """The errors of the tensors that are not made again, as they are decoded."""
+        """The errors of the tensors that are not made again, against what their rows say."""
         try:
-            decoded = open_source(self.checkpoint.storage)
+            measured = self.measure(plain.checkpoint, self.not_made_again)
         except KbitqError as error:
             self.problems.append(str(error))
             return
-        with TileReader(decoded) as read:
-            for name in self.not_made_again:
-                self._measure(name, self.rows[name], plain.checkpoint.tensors[name], plain, read)
+        for name, sums in measured.items():
+            told, found = self.metas[name].sqnr_db, sums.sqnr_db
+            same = told == found if told is None or found is None else abs(told - found) <= _SAME_DB
+            if not same:
+                self.problems.append(f"tensor {shown(name)}: its sqnr_db is said to be {told}, but is {found}")
 
-    def _measure(
-        self, name: str, row: dict[str, Any], original: SourceTensor, plain: TileReader, read: TileReader
-    ) -> None:
-        """The error of a tensor against what its row says."""
-        found, sums = read.checkpoint.tensors.get(name), ErrorSums()
-        if found is None or found.shape != original.shape:
-            self.problems.append(f"tensor {shown(name)} is not decoded from what is here")
-            return
-        for span in plain.spans(original, cut=WHOLE_ROW):
-            w, back = plain.read(original, span).double(), read.read(found, span).double()
-            squares = w.square().sum(1), (w - back).square().sum(1), (w - back).abs().amax(1)
-            sums.add(replace(span, whole_rows=True), torch.stack(squares, 1))
-        told, measured = row.get("sqnr_db"), sums.sqnr_db
-        same = told == measured if told is None or measured is None else abs(told - measured) <= _SAME_DB
-        if not same:
-            self.problems.append(f"tensor {shown(name)}: its sqnr_db is said to be {told}, but is {measured}")
+    def measure(self, source: Checkpoint, names: Iterable[str]) -> dict[str, ErrorSums]:
+        """The errors of tensors, as they are decoded. Raises CheckpointError where one cannot be or has no original."""
+        decoded, found = open_source(self.checkpoint.storage), {}
+        with TileReader(decoded) as read, TileReader(source) as plain:
+            for name in names:
+                back, original = decoded.tensors.get(name), source.tensors.get(name)
+                if back is None or original is None or back.shape != original.shape:
+                    raise CheckpointError(f"{source.where} has no such tensor {shown(name)}: it is not the source")
+                found[name] = ErrorSums()
+                for span in plain.spans(original, cut=WHOLE_ROW):
+                    w = plain.read(original, span).double()
+                    error = w - read.read(back, span).double()
+                    table = w.square().sum(1), error.square().sum(1), error.abs().amax(1)
+                    found[name].add(replace(span, whole_rows=True), torch.stack(table, 1))
+        return found
+
+    @cached_property
+    def metas(self) -> dict[str, TensorMeta]:
+        """What the ledger says of each quantized tensor."""
+        return {name: _meta(row) for name, row in self.rows.items()}
+
+    @property
+    def kept(self) -> dict[str, SourceTensor]:
+        """The tensors that are stored as they were."""
+        parts = {
+            entry.name
+            for name, meta in self.metas.items()
+            for entry in coded_entries(meta.codec, name, meta.shape, meta.k)
+        }
+        return {name: tensor for name, tensor in self.checkpoint.tensors.items() if name not in parts}
 
     def _same(
         self, name: str, row: dict[str, Any], original: SourceTensor, written: TileReader, plain: TileReader,
@@ -159,6 +183,22 @@ def find_output(checkpoint: Checkpoint) -> OutputCheck | None:
     return OutputCheck(checkpoint, rows)
 
 
+def _meta(row: dict[str, Any]) -> TensorMeta:
+    """A row that ``_is_written`` approves of; what else is odd in it is left out."""
+
+    def number(key: str) -> float | None:
+        value = row.get(key)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def text(key: str) -> str | None:
+        return value if isinstance(value := row.get(key), str) else None
+
+    return TensorMeta(
+        row["k"], tuple(row["shape"]), row["dtype"], row["scale"], "none", number("sqnr_db"), number("max_abs_err"),
+        text("importance"), row["codec"], text("calibrated"),
+    )  # fmt: skip
+
+
 def _not_repeatable(row: dict[str, Any], importance: Importance | None) -> str | None:
     """Why the source alone does not give the bytes of a tensor; None if it does."""
     if "calibrated" in row:
@@ -172,6 +212,8 @@ def _is_written(row: dict[str, Any]) -> bool:
     """Whether a run could have written this row."""
     shape: Any = row.get("shape")
     if not is_shape(shape) or len(shape) != 2 or 0 in shape or isinstance(row.get("k"), bool):
+        return False
+    if row.get("dtype") not in ("BF16", "F16", "F32", "F64"):
         return False
     return row.get("k") in _codec_of(row).ks and row.get("scale") in ("mse", "absmax")
 

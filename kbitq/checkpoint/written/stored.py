@@ -14,6 +14,7 @@ from kbitq.checkpoint.source.recognise import is_kbitq
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.storage import Storage
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.output_check import find_output
 from kbitq.codecs.base import Codec, any_parts, get_codec, part_name, part_names
 from kbitq.errors import CheckpointError, FormatError
 from kbitq.format import (
@@ -71,6 +72,13 @@ def open_quantized(source: str | os.PathLike[str] | Storage | Checkpoint) -> Qua
     """Open a quantized file or folder and check every triple. Raises FormatError, which names the tensor."""
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     if not is_kbitq(checkpoint):
+        if (output := find_output(checkpoint)) is not None:
+            raise CheckpointError(
+                f"{checkpoint.where} is in the format {output.format} of other tools, and this is for kbitq's own",
+                hint="inspect has a table of it, dequantize makes an ordinary checkpoint of it",
+                remedy="other-format",
+                data={"path": checkpoint.where},
+            )
         raise CheckpointError(
             f"{checkpoint.where} is not quantized by kbitq", remedy="quantize", data={"path": checkpoint.where}
         )
