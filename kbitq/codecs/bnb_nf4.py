@@ -47,7 +47,7 @@ class BnbNf4(Output):
             Part(_STATE, "U8", (len(self._state(shape)),), constant=True),
         )
 
-    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+    def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """The parts of whole rows, or of whole blocks."""
         import torch
 
@@ -132,13 +132,13 @@ class BnbNf4Double(BnbNf4):
             *constants,
         )
 
-    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+    def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """The parts of rows that end where 256 scales do, or with the matrix."""
         import torch
 
         from kbitq.codecs.nested_scales import dynamic_map, nest
 
-        made = super().encode(w, request)
+        made = super().encode_rows(w, request)
         scales, largest = nest(made[_ABSMAX], torch.tensor(self._offset))
         return {**made, _ABSMAX: scales, _NESTED_ABSMAX: largest, _NESTED_MAP: dynamic_map(w.device)}
 

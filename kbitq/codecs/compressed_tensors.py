@@ -126,7 +126,7 @@ class Fp8Block(Fp8):
         blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
         return Part("scale", self.dtype, blocks), Part("", "F8_E4M3", (shape[0], shape[1]))
 
-    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+    def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """The parts of rows that are whole blocks, or the last of a matrix."""
         tall = _in_blocks(w.float())
         weights = request.importance

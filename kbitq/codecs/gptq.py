@@ -30,6 +30,7 @@ class Gptq(IntegerGroups):
 
     def __init__(self, name: str, group: int | None, dtype: str) -> None:
         super().__init__(name, group, dtype, (4, 8))
+        self._last: tuple[tuple[int, int, int], dict[str, Tensor]] = (0, 0, 0), {}
 
     def of_dtype(self, dtype: str) -> str:
         """As of an output codec: readers take half precision only."""
@@ -53,14 +54,18 @@ class Gptq(IntegerGroups):
         from kbitq.ops.code_stream import pack_codes
 
         rows, cols = request.shape or tuple(codes.shape)
-        width = self.group or cols
-        zero = sum(((1 << request.k - 1) - 1) << shift for shift in range(0, 32, request.k))
-        return {
-            _CODES: pack_codes((codes + (1 << request.k - 1)).to(torch.uint8), request.k),
-            _SCALES: scale,
-            _ZEROS: torch.full((-(-cols // width), rows * request.k // 32), zero, dtype=torch.int32),
-            _INDEX: torch.arange(cols, dtype=torch.int32) // width,
-        }
+        words = pack_codes((codes + (1 << request.k - 1)).to(torch.uint8), request.k)
+        return {_CODES: words, _SCALES: scale, **self._constants(rows, cols, request.k)}
+
+    def _constants(self, rows: int, cols: int, k: int) -> dict[str, Tensor]:
+        """The parts that do not depend on the values; those made last are kept for the next rows of the tensor."""
+        import torch
+
+        if self._last[0] != (rows, cols, k):
+            width, zero = self.group or cols, sum(((1 << k - 1) - 1) << shift for shift in range(0, 32, k))
+            zeros = torch.full((-(-cols // width), rows * k // 32), zero, dtype=torch.int32)
+            self._last = (rows, cols, k), {_ZEROS: zeros, _INDEX: torch.arange(cols, dtype=torch.int32) // width}
+        return self._last[1]
 
     def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
         """As of a codec of integers."""

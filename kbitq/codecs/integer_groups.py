@@ -37,7 +37,7 @@ class IntegerGroups(Output):
         """Codes, float32 ``[rows, cols]``, and scales as stored: ``[rows, groups]``."""
         raise NotImplementedError
 
-    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+    def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """The parts of whole rows, or of whole groups."""
         scale = self.scales(w, request)
         groups = w.float().view(scale.numel(), -1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kbitq.codecs.base import Part, Request, SpanLike
+from kbitq.codecs.base import Part, Request, SpanLike, part_kinds
 from kbitq.errors import CodebookError, CodecError, FormatError
 from kbitq.format import BLOCK, is_fused_experts
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 """Dtypes that a format's scales may have, and torch's names of them."""
+
+STRIP = 1 << 18
+"""Values that are coded at once."""
 
 WHOLE_ROW = 1 << 40
 """As a ``cut``: rows are not cut."""
@@ -48,9 +52,29 @@ class Output:
         """As of a codec."""
         raise NotImplementedError
 
-    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
-        """As of a codec."""
+    def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+        """The parts of some rows, as of a codec; ``request`` has the shape of the whole tensor."""
         raise NotImplementedError
+
+    def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
+        """As of a codec: strip by strip, since what is computed in between takes many times the memory of the rows."""
+        import torch
+
+        asked, weights = replace(request, shape=request.shape or tuple(w.shape)), request.importance
+        made = []
+        for rows in self._strips(w):
+            own = weights if weights is None or len(weights) == 1 else weights[rows]
+            made.append(self.encode_rows(w[rows], replace(asked, importance=own)))
+        if len(made) == 1:
+            return made[0]
+        constant = part_kinds(self.name)
+        return {n: made[0][n] if constant[n] else torch.cat([one[n] for one in made]) for n in made[0]}
+
+    def _strips(self, w: Tensor) -> Iterator[slice]:
+        """Runs of rows that are coded at once."""
+        together = self.rows_together(w.shape[1])
+        step = max(1, STRIP // (w.shape[1] * together)) * together
+        return (slice(first, first + step) for first in range(0, len(w), step))
 
     def decode(self, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """As of a codec."""
@@ -83,6 +107,15 @@ class Output:
 
     def block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """As of a codec."""
+        import torch
+
+        constant, tables = part_kinds(self.name), []
+        for rows in self._strips(w):
+            own = {n: part if constant[n] else _share(part, rows, len(w)) for n, part in parts.items()}
+            tables.append(self._block_stats(w[rows], own))
+        return tables[0] if len(tables) == 1 else torch.cat(tables)
+
+    def _block_stats(self, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         import torch
 
         error = w.double() - self.decode(parts, w.shape[1], torch.float32).double()
@@ -135,6 +168,11 @@ class Output:
 
     def tiles(self, parts: Mapping[str, Tensor], cols: int, expert: int | None = None) -> None:
         """As of a codec: there is no kernel of its own."""
+
+
+def _share(part: Tensor, rows: slice, count: int) -> Tensor:
+    """What of a part belongs to some of ``count`` rows: where a few rows share an element, whole such runs."""
+    return part[len(part) * rows.start // count : len(part) * min(rows.stop, count) // count]
 
 
 def dtype_of(name: str) -> tuple[str, str]:

@@ -245,6 +245,9 @@ def test_what_a_format_cannot_hold_is_refused_in_the_plan(tmp_path: Path) -> Non
     head = make_source(tmp_path / "head")
     with pytest.raises(SelectionError, match=r"lm_head\.weight is not the weight of one of the model's layers"):
         plan_quantize(head, tmp_path / "out", QuantizeOptions(k=4, codec="gptq", include=("lm_head*",)))
+    (head / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(SelectionError, match="gpt2 store weights"):
+        plan_quantize(head, tmp_path / "out", QuantizeOptions(k=4, codec="bnb-nf4"))
     with pytest.raises(SelectionError, match="49 x 256"):
         narrow = make_source(
             tmp_path / "narrow", **{"model.layers.9.mlp.up_proj.weight": torch.ones(49, 256).bfloat16()}
@@ -281,6 +284,20 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(CodecError, match="not known"):
             get_codec(name)
     assert output_codec("planes") is None and output_codec("trellis/128") is None
+
+
+@pytest.mark.parametrize("name, k", [("gptq-g64", 4), ("int8", 8), ("fp8-block", 8), ("bnb-nf4-double:0.05", 4)])
+def test_strips_make_no_difference(monkeypatch: pytest.MonkeyPatch, name: str, k: int) -> None:
+    codec, w = get_codec(name), 0.05 * torch.randn(200, 256, generator=torch.Generator().manual_seed(2))
+    request = Request(k, torch.ones(1), importance=torch.rand(1, 256) if "bnb" not in name else None)
+    found = []
+    for strip in (1 << 18, 3000):
+        monkeypatch.setattr("kbitq.codecs.outputs.STRIP", strip)
+        parts = codec.encode(w, request)
+        found.append({**parts, "stats": codec.stats(w, parts)})
+    assert all(torch.equal(part, found[1][n]) for n, part in found[0].items())
+    error = w.double() - codec.decode(parts, 256, torch.float32).double()
+    torch.testing.assert_close(found[1]["stats"][:, 1], error.square().sum(1))
 
 
 def test_mse_is_better_and_rows_may_be_cut() -> None:

@@ -15,6 +15,7 @@ from kbitq.codecs.base import OutputCodec, output_codec
 from kbitq.errors import SelectionError
 from kbitq.text_safety import shown
 
+_TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")  # model types whose layers are Conv1D
 _WHY = {
     "importance": "its scales leave no choice to weigh",
     "calibration": "error feedback is for integers",
@@ -63,7 +64,16 @@ def _check_options(output: OutputCodec, options: QuantizeOptions) -> None:
 
 
 def check_folder(checkpoint: Checkpoint, target: Path) -> None:
-    """Raise SelectionError where the output would be one file. A source without a config.json is noted."""
+    """Raise SelectionError where the output would be one file, or where loaders would not find the weights.
+
+    A source without a config.json is noted.
+    """
+    kind = (checkpoint.config or {}).get("model_type")
+    if kind in _TRANSPOSED:
+        raise SelectionError(
+            f"{checkpoint.where}: models of type {kind} store weights [in, out], which is not for other tools' formats",
+            hint="kbitq's own format takes them",
+        )
     if is_file_name(target):
         raise SelectionError(f"{target} is a file, and other tools' formats need a folder, whose config.json says them")
     if checkpoint.config is None:
