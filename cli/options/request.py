@@ -91,6 +91,7 @@ def options_of(request: Request, context: typer.Context, kl: float | None = None
     if kl is not None:
         given["bpw"] = MOST_BITS
     _check_importance(recipe.importance, given["importance"])
+    _check_calibration(recipe.calibration, given["calibration"])
     plain: dict[str, Any] = {key: given[key] for key in _AS_IT_IS}
     plain["codec"] = codec_of(given["codec"], given["scale_block"])
     parsing.check_k(plain["k"], plain["codec"])
@@ -148,6 +149,20 @@ def _check_importance(wanted: str | None, given: Path | None) -> None:
     if given is None or load_importance(given).sha256 != wanted:
         raise ImportanceError(
             f"the recipe was made with the importance file whose SHA-256 is {wanted}", hint="--importance FILE gives it"
+        )
+
+
+def _check_calibration(wanted: str | None, given: Path | None) -> None:
+    """A recipe made with a calibration needs it for the same bytes."""
+    if wanted is None:
+        return
+    from kbitq.calibration.statistics import Statistics
+    from kbitq.errors import CalibrationError
+
+    if given is None or Statistics.open(given).fingerprint != wanted:
+        raise CalibrationError(
+            f"the recipe was made with the statistics whose fingerprint is {wanted}",
+            hint="--calibration DIR gives them",
         )
 
 

@@ -36,6 +36,7 @@ else:
 _OPTIONS: dict[str, type] = {
     "k": int, "scale": str, "codebook": str, "codec": str, "include": list, "exclude": list, "only": list,
     "keep_embeddings": bool, "max_shard_size": int, "on_nonfinite": str, "importance": str,
+    "calibration": str,
 }  # fmt: skip
 _RULE: dict[str, type] = {"match": str, "keep": bool, "k": int, "scale": str, "codebook": str, "codec": str}
 _RULE_HINT = "write PATTERN=k4, PATTERN=keep, PATTERN=trellis:k2/128, or PATTERN=k4,scale=absmax,codebook=fit"
@@ -43,11 +44,13 @@ _RULE_HINT = "write PATTERN=k4, PATTERN=keep, PATTERN=trellis:k2/128, or PATTERN
 
 @dataclass(frozen=True)
 class Recipe:
-    """``options`` as in ``checkpoint.QuantizeOptions``; ``importance`` is the SHA-256 of the file it was made with."""
+    """``options`` as in ``checkpoint.QuantizeOptions``; ``importance`` is the SHA-256 of the file it was made with, and
+    ``calibration`` the fingerprint of the statistics."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     rules: tuple[TensorRule, ...] = ()
     importance: str | None = None
+    calibration: str | None = None
 
 
 def parse_rule(text: str) -> TensorRule:
@@ -111,12 +114,12 @@ def load_recipe(path: str | Path) -> Recipe:
         raise SelectionError(f"{path}: not a TOML file ({error})") from None
     rules = raw.pop("rule", [])
     options = _checked(raw, _OPTIONS, str(path))
-    importance = options.pop("importance", None)
+    importance, calibration = (options.pop(name, None) for name in ("importance", "calibration"))
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
         raise SelectionError(f"{path}: 'rule' must be tables, each under [[rule]]")
     made = [_rule(rule, f"{path}: rule {number}") for number, rule in enumerate(rules, start=1)]
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    return Recipe(frozen, tuple(made), importance)
+    return Recipe(frozen, tuple(made), importance, calibration)
 
 
 def _rule(raw: Mapping[str, Any], where: str) -> TensorRule:

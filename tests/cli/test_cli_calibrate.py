@@ -63,6 +63,18 @@ def test_plan_says_what_gets_error_feedback(model: Path, stats: Path, kbitq: Kbi
     assert "calibrated  all tensors, by error feedback" in out
 
 
+def test_a_recipe_made_with_statistics_needs_them(model: Path, stats: Path, tmp_path: Path, kbitq: Kbitq) -> None:
+    recipe, given = tmp_path / "recipe.toml", ("--calibration", stats)
+    made = kbitq("quantize", model, "--k", 2, *given, "-o", tmp_path / "a", "--write-recipe", recipe, "--quiet")
+    assert made[0] == 0
+    code, _, err = kbitq("quantize", model, "--recipe", recipe, "-o", tmp_path / "b")
+    assert code != 0
+    assert "the recipe was made with the statistics whose fingerprint is " in err
+    assert kbitq("quantize", model, "--recipe", recipe, *given, "-o", tmp_path / "b", "--quiet")[0] == 0
+    a, b = (sorted((tmp_path / name).glob("*.safetensors")) for name in "ab")
+    assert [path.read_bytes() for path in a] == [path.read_bytes() for path in b]
+
+
 def test_inspect_says_that_a_model_was_calibrated(model: Path, stats: Path, tmp_path: Path, kbitq: Kbitq) -> None:
     assert kbitq("quantize", model, "--k", 2, "--calibration", stats, "-o", tmp_path / "out", "--quiet")[0] == 0
     code, out, err = kbitq("inspect", tmp_path / "out")

@@ -70,6 +70,8 @@ def recipe_of(plan: Plan) -> str | None:
     given["codec"] = options.codec if options.codec != DEFAULT_CODEC else None
     if plan.importance is not None:
         given["importance"] = plan.importance.sha256
+    if plan.statistics is not None:
+        given["calibration"] = plan.statistics.fingerprint
     return recipe_text(given, _portable(options.rules))
 
 

@@ -25,6 +25,8 @@ def plan_recipe(plan: Plan) -> str:
     options = {name: getattr(plan.options, name) for name in names}
     if plan.importance is not None:
         options["importance"] = plan.importance.sha256
+    if plan.statistics is not None:
+        options["calibration"] = plan.statistics.fingerprint
     return recipe_text(options, rules)
 
 
