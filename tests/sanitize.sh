@@ -27,4 +27,5 @@ assert b"__asan_init" in path.read_bytes(), f"{path} is not a sanitized build"
 print(f"sanitized core: {path}")
 PY
 "$python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -m "not slow" -q \
-    "$@" $(ls "$root"/tests/codecs/test_codec*.py "$root"/tests/ops/test_codec.py 2>/dev/null)
+    "$@" $(ls "$root"/tests/codecs/test_codec*.py "$root"/tests/ops/test_codec.py "$root"/tests/ops/test_code_stream.py \
+        "$root"/tests/formats/test_gguf_blocks.py "$root"/tests/functional/test_nf4.py 2>/dev/null)

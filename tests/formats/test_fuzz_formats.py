@@ -13,6 +13,7 @@ from safetensors import safe_open
 from formats.reading import decoded, write_folder
 from helpers.checkpoints import read_header
 from helpers.fuzzing import answered, few, mutated, shaken
+from helpers.gguf_file import f32, finite_blocks, gguf_bytes
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 
 DATA = Path(__file__).parent / "data"
@@ -29,10 +30,55 @@ def honest(place: Path, name: str, draw: st.DataObject) -> Path:
     return write_folder(place / "m", tensors, cases[number]["config"], cases[number]["metadata"])
 
 
-def everything(folder: Path) -> None:
+def everything(source: Path) -> None:
     """All that reads such a source."""
-    answered(lambda: decoded(folder, 1))
-    answered(lambda: run(plan_quantize(folder, folder.parent / "out", QuantizeOptions(k=2, on_nonfinite="keep"))))
+    out = source.parent.parent / "out"
+    answered(lambda: decoded(source, 1))
+    answered(lambda: run(plan_quantize(source, out, QuantizeOptions(k=2, on_nonfinite="keep"))))
+
+
+VECTOR = f32([1.0] * 256)
+GGUF_METADATA = {
+    "general.architecture": "llama", "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+    "llama.rope.freq_base": 1e4, "llama.expert_count": 2, "llama.embedding_length": 256, "general.alignment": 32,
+    "llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0, "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<s>", "a", "b", "ab"], "tokenizer.ggml.scores": [0.0, -1.0, -2.0, -3.0],
+    "tokenizer.ggml.token_type": [3, 1, 1, 1], "tokenizer.ggml.bos_token_id": 0,
+}  # fmt: skip
+GGUF_TENSORS = {
+    "token_embd.weight": ("Q8_0", (4, 256), finite_blocks("Q8_0", 32).tobytes()),
+    "output_norm.weight": VECTOR, "rope_freqs.weight": f32([1.0, 2.0]), "rope_factors_long.weight": f32([1.0]),
+    "rope_factors_short.weight": f32([1.0]), "blk.0.attn_q.bias": f32([1.0] * 8),
+    "blk.0.attn_q.weight": ("Q4_K", (8, 256), finite_blocks("Q4_K", 8).tobytes()),
+    "blk.0.ffn_up_exps.weight": ("IQ2_S", (2, 4, 256), finite_blocks("IQ2_S", 8).tobytes()),
+}  # fmt: skip
+ARCHITECTURES = st.sampled_from(["llama", "gemma2", "gemma3", "gpt2", "phi3", "qwen3moe", "other"])
+VALUES = (
+    st.integers(0, 2**32 - 1) | st.floats(width=32) | st.booleans() | st.text(max_size=6)
+    | st.lists(st.text(max_size=3), min_size=1, max_size=5)
+    | st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5)
+    | st.lists(st.floats(width=32), min_size=1, max_size=5)
+)  # fmt: skip
+
+
+@few
+@given(data=st.data())
+def test_gguf_files_nearly_right(data: st.DataObject) -> None:
+    metadata, tensors = dict(GGUF_METADATA), dict(GGUF_TENSORS)
+    metadata["general.architecture"] = data.draw(ARCHITECTURES)
+    for _ in range(data.draw(st.integers(0, 3))):
+        metadata[data.draw(st.sampled_from(sorted(metadata)))] = data.draw(VALUES)
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        _, shape, raw = tensors[name]
+        shape = data.draw(st.sampled_from([shape, shape[::-1], (1, *shape), (shape[0] // 2, 2, *shape[1:])]))
+        tensors[name] = (data.draw(st.sampled_from(["F32", "I8", "Q4_0", "Q4_K", "IQ1_S", "BF16"])), shape, raw)
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "m" / "m.gguf"
+        path.parent.mkdir()
+        raw = gguf_bytes(metadata, tensors)
+        path.write_bytes(shaken(data, raw) if data.draw(st.booleans()) else raw)
+        everything(path)
 
 
 @pytest.mark.parametrize("name", FORMATS)

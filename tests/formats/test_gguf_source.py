@@ -233,6 +233,41 @@ def test_experts_become_a_tensor_each(tmp_path):
     assert (config["model_type"], config["num_local_experts"], config["num_experts_per_tok"]) == ("mixtral", 3, 2)
 
 
+def test_biases_of_q_and_k_have_their_order_back(tmp_path):
+    """llama.cpp's converter moves them with the rows."""
+    bias, path = RNG.random(256).astype(np.float32), tmp_path / "m.gguf"
+    q = {"blk.0.attn_q.bias": f32(to_ggml_rows(bias, HEADS)), "blk.0.attn_q.weight": blocks("Q4_K", 256, 256)}
+    path.write_bytes(gguf_bytes(LLAMA, q))
+    for tile_bytes in (1, 1 << 20):
+        assert np.array_equal(read(path, tile_bytes)["model.layers.0.self_attn.q_proj.bias"].numpy(), bias)
+
+
+def test_a_stack_of_an_unknown_architecture(tmp_path):
+    kind, shape, raw = blocks("Q4_0", 6, 64)
+    (tmp_path / "m.gguf").write_bytes(
+        gguf_bytes({"general.architecture": "xyz"}, {"a.weight": (kind, (2, 3, 64), raw)})
+    )
+    for tile_bytes in (1, 1 << 20):
+        found = read(tmp_path / "m.gguf", tile_bytes)["a.weight"]
+        assert found.reshape(6, 64).equal(values((kind, shape, raw)))
+
+
+def test_more_experts_than_any_model_has(tmp_path):
+    kind, _, raw = blocks("Q4_0", 1 << 15, 32)
+    tensors = {"blk.0.ffn_up_exps.weight": (kind, (1 << 15, 1, 32), raw)}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes({**LLAMA, "llama.expert_count": 2}, tensors))
+    with pytest.raises(CheckpointError, match="32,768 experts"):
+        open_source(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("freqs", [[0.0] * 8, [-1.0, 1.0], [float("nan")] * 4])
+@pytest.mark.parametrize("theta", [-1.0, 0.0, 5e5])
+def test_frequencies_that_make_no_sense_are_said(tmp_path, freqs, theta):
+    metadata = {**LLAMA, "llama.rope.freq_base": theta}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(metadata, {**llama(), "rope_freqs.weight": f32(freqs)}))
+    assert any("rope_freqs is of no known kind" in note for note in open_source(tmp_path / "m.gguf").notes)
+
+
 def test_gemma_has_its_norms_back(tmp_path):
     norm = RNG.random(256).astype(np.float32)
     path = tmp_path / "gemma.gguf"

@@ -6,6 +6,7 @@ The rebuilt files exist in memory only; where the folder has files of those name
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from dataclasses import replace
 from glob import escape
@@ -248,7 +249,8 @@ def _rebuilt(
             file.read_into(memoryview(data), tensor.offset)
         finally:
             file.close()
-        return list(struct.unpack(f"<{len(data) // 4}f", data))
+        found = list(struct.unpack(f"<{len(data) // 4}f", data))
+        return found if all(map(math.isfinite, found)) else []  # JSON has no other numbers
 
     metadata = parsed[0].metadata
     fields, notes = config.config_of(metadata, {name: t for name, (_, t) in place.items()}, floats, dtype)

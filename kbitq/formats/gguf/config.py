@@ -62,7 +62,7 @@ def _fields(architecture: Architecture, metadata: Mapping[str, Any], stem: str) 
         if isinstance(value, int | float) and not isinstance(value, bool):
             fields.setdefault(name, _short(value))
     heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
-    if architecture.model_type == "gemma2" and heads and hidden:
+    if architecture.model_type == "gemma2" and isinstance(heads, int) and isinstance(hidden, int) and heads:
         # The 27B model divides by hidden / heads; the others by the size of a head.
         big = fields.get("num_hidden_layers") == 46
         fields["query_pre_attn_scalar"] = hidden // heads if big else fields.get("head_dim", hidden // heads)
@@ -104,7 +104,10 @@ def _rope(
         )
     long, short = (tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
     if long is not None and short is not None:
-        return {"rope_type": "longrope", "long_factor": floats(long), "short_factor": floats(short)}, []
+        factors = {"long_factor": floats(long), "short_factor": floats(short)}
+        if all(factors.values()):
+            return {"rope_type": "longrope", **factors}, []
+        return None, ["rope_scaling is missing in config.json: its factors are no list of numbers"]
     return None, []
 
 

@@ -19,11 +19,15 @@ from kbitq.text_safety import shown
 MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-MAX_HEADER_BYTES = 512 << 20
+# Far more than a real file has, and as much as may be held: Python's objects take many times the bytes of the file.
+MAX_HEADER_BYTES = 256 << 20
+MAX_TENSORS = 1 << 18
+MAX_ENTRIES = 1 << 16
+MAX_ITEMS = 1 << 24  # of all arrays together
+MAX_TEXT_BYTES = 16 << 20
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 512
 MAX_ELEMENTS = 1 << 60
-MAX_ARRAY = 1 << 24
 _STEP = 1 << 20
 _DEFAULT_ALIGNMENT = 32
 _LEAST_ENTRY_BYTES = 13  # of a metadata entry: a name's length, a type, a value
@@ -69,6 +73,7 @@ class _Cursor:
         self._file, self._limit = file, min(file.size, MAX_HEADER_BYTES)
         self._buffer = bytearray()
         self.position = 0
+        self.items = 0  # of the arrays read so far
 
     def lies(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file.where}: {what}", hint=_REDOWNLOAD)
@@ -92,9 +97,9 @@ class _Cursor:
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
-    def string(self, limit: int | None = None) -> bytes:
+    def string(self, limit: int = MAX_TEXT_BYTES) -> bytes:
         length = self.number("Q")
-        if length > (self.left() if limit is None else limit):
+        if length > min(self.left(), limit):
             raise self.lies(f"a string of its header has {length:,} bytes")
         return bytes(self.take(length))
 
@@ -114,7 +119,11 @@ def read_gguf(file: Bytes) -> GgufFile:
     cursor = _Cursor(file)
     _check_start(cursor, file)
     tensor_count, entry_count = cursor.number("Q"), cursor.number("Q")
-    if tensor_count * _LEAST_TENSOR_BYTES + entry_count * _LEAST_ENTRY_BYTES > cursor.left():
+    if (
+        tensor_count > MAX_TENSORS
+        or entry_count > MAX_ENTRIES
+        or tensor_count * _LEAST_TENSOR_BYTES + entry_count * _LEAST_ENTRY_BYTES > cursor.left()
+    ):
         raise cursor.lies(f"it announces {tensor_count:,} tensors and {entry_count:,} entries, more than it can hold")
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
@@ -154,7 +163,8 @@ def _value(cursor: _Cursor, key: str, kind: int) -> Any:
     least = 8 if item == _STRING else struct.calcsize("<" + code) if code else 0
     if not least:
         raise cursor.lies(f"'{shown(key)}' is an array of a type that is not read ({item})")
-    if count > MAX_ARRAY or count * least > cursor.left():
+    cursor.items += count
+    if cursor.items > MAX_ITEMS or count * least > cursor.left():
         raise cursor.lies(f"'{shown(key)}' is an array of {count:,} items, more than it can hold")
     if code is None:
         return [_text(cursor.string()) for _ in range(count)]

@@ -12,7 +12,7 @@ _TOLERANCE = 1e-3
 
 def llama3_scaling(freqs: Sequence[float], theta: float) -> dict[str, Any] | None:
     """The fields that give ``freqs`` (what each frequency is divided by), or None where none do."""
-    if not freqs or not all(math.isfinite(f) for f in freqs):
+    if not freqs or not all(math.isfinite(f) and f > 0 for f in freqs) or not theta > 0:
         return None
     factor = max(freqs)
     expected = (_factor(i, len(freqs), theta, factor) for i in range(len(freqs)))

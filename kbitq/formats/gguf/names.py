@@ -14,6 +14,7 @@ from kbitq.text_safety import shown
 
 _LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>[a-z_0-9]+)(?:\.(?P<expert>\d+))?\.(?P<end>weight|bias)")
 _TOP = re.compile(r"(?P<part>[a-z_0-9]+)\.(?P<end>weight|bias)")
+MAX_EXPERTS = 1 << 14
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that Hugging Face computes from the config."""
 
@@ -102,6 +103,11 @@ def _named(architecture: Architecture, metadata: Mapping[str, Any], tensor: Gguf
 def _experts(name: str, tensor: GgufTensor) -> Iterator[Named]:
     if len(tensor.shape) < 2:
         return
+    if tensor.shape[0] > MAX_EXPERTS:
+        raise CheckpointError(
+            f"tensor {shown(tensor.name)} has {tensor.shape[0]:,} experts, more than any model",
+            hint="download the file again",
+        )
     nbytes = tensor.nbytes // tensor.shape[0]
     for e in range(tensor.shape[0]):
         yield Named(name.format(e=e), tensor, tensor.shape[1:], tensor.offset + e * nbytes, nbytes)
@@ -123,7 +129,7 @@ def _heads(architecture: Architecture, metadata: Mapping[str, Any], part: str, t
     heads = integer(metadata, stem)
     if part == "attn_k":
         heads = integer(metadata, stem + "_kv") or heads
-    if not heads or tensor.shape[0] % (2 * heads):
+    if not heads or len(tensor.shape) > 2 or tensor.shape[0] % (2 * heads):
         raise CheckpointError(
             f"tensor {shown(tensor.name)} has {tensor.shape[0]:,} rows, which do not fit the heads that {stem} says",
             hint="download the file again",

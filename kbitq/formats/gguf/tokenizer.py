@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from kbitq.formats.gguf.container import integer
 
 _CONTROL, _USER, _UNKNOWN, _BYTE = 3, 4, 2, 6
+_LONGEST_MERGED = 512  # characters; the work grows with their square, and no vocabulary has tokens so long
 _SPACE = "\u2581"
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -146,7 +147,7 @@ def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
     ids = {token: i for i, token in enumerate(tokens)}
     found: list[tuple[float, int, int, str, str]] = []
     for i, token in enumerate(tokens):
-        if kinds[i] in (_CONTROL, _UNKNOWN, _BYTE):
+        if kinds[i] in (_CONTROL, _UNKNOWN, _BYTE) or len(token) > _LONGEST_MERGED:
             continue
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]

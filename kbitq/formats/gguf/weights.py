@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kbitq.format.ggml_types import BY_NAME, GgmlType
-from kbitq.formats.base import Catalogue, Found, StoredValues
+from kbitq.formats.base import Catalogue, Found, StoredValues, matrix_of
 from kbitq.formats.gguf.names import Named
 
 if TYPE_CHECKING:
@@ -41,14 +42,18 @@ class GgufWeight:
 
         if self.transposed:
             return self._columns(values, first_row, rows)
+        if self.heads and len(self.shape) == 1:
+            return self._in_order(self._values(self._rows(values, 0, 1)).view(-1, 1)).view(1, -1)
         raw = (self._permuted if self.heads else self._rows)(values, first_row, rows)
         if out is None or self.type.plain is not None or self.less:
-            return self._values(raw)
+            return self._values(raw).view(rows, -1)
         gguf.dequantize_into(raw, self.type.name, out.view(-1))
         return out
 
     def _rows(self, values: StoredValues, first: int, count: int) -> Tensor:
-        return values.rows(self.stored[0], first, count)
+        """Bytes of rows of the matrix; a row of a stack of matrices may be several that are stored."""
+        each = math.prod(self.shape[:-1]) // matrix_of(self)[0]
+        return values.rows(self.stored[0], first * each, count * each)
 
     def _values(self, raw: Tensor) -> Tensor:
         """Values of rows of bytes."""
@@ -64,12 +69,16 @@ class GgufWeight:
         return decoded.to(TORCH_DTYPES[self.dtype])
 
     def _permuted(self, values: StoredValues, first: int, count: int) -> Tensor:
-        """Bytes of rows in Hugging Face's order: of a head first the even ones of llama.cpp's, then the odd ones."""
+        """Bytes of rows in Hugging Face's order."""
         size = self.shape[0] // self.heads
         start, stop = first // size * size, -(-(first + count) // size) * size
-        raw = values.rows(self.stored[0], start, stop - start)
-        turned = raw.view(-1, size // 2, 2, raw.shape[1]).swapaxes(1, 2).reshape(stop - start, raw.shape[1])
+        turned = self._in_order(values.rows(self.stored[0], start, stop - start))
         return turned[first - start : first - start + count].contiguous()
+
+    def _in_order(self, rows: Tensor) -> Tensor:
+        """Rows of whole heads: of each first the even ones of llama.cpp's, then the odd ones."""
+        size = self.shape[0] // self.heads
+        return rows.view(-1, size // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
     def _columns(self, values: StoredValues, first: int, count: int) -> Tensor:
         """Columns of the stored matrix as rows."""
