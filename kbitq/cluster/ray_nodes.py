@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kbitq.errors
+from kbitq.checkpoint.output.file_writer import writing
 from kbitq.cluster import ray_tasks
 from kbitq.cluster.job import Job
 from kbitq.errors import ClusterError, KbitqError
@@ -85,7 +86,8 @@ def check_nodes(ray: Any, job: Job, nodes: Sequence[Node]) -> None:
     """
     probe = job.file.journals / f"probe-{secrets.token_hex(8)}"
     line = secrets.token_hex(16)
-    probe.write_text(line)
+    with writing(probe):
+        probe.write_text(line)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(ray_tasks.look)
@@ -99,7 +101,7 @@ def check_nodes(ray: Any, job: Job, nodes: Sequence[Node]) -> None:
         for name, answer in asked.items():
             check_answer(job, name, _answer(ray, name, answer), line)
     finally:
-        for left in job.file.journals.glob("probe-*"):
+        for left in probe.parent.glob(f"{probe.name}*"):  # and no other command's
             left.unlink(missing_ok=True)
 
 

@@ -96,7 +96,7 @@ def look(path: str, probe: str, device: str) -> Outcome:
     """
     try:
         seen = Path(probe).read_text()
-        made = Path(probe).with_name(f"probe-{secrets.token_hex(8)}")
+        made = Path(f"{probe}-{secrets.token_hex(8)}")
         made.write_text(seen)
     except OSError as error:
         return {"seen": "", "made": "", "why": error.strerror or str(error)}
