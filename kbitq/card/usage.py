@@ -80,8 +80,8 @@ def usage_elsewhere(kind: str, place: str, config: Mapping[str, Any] | None, fil
     back = f"kbitq dequantize {shlex.quote(place)} -o {'../' if place == HERE else ''}restored"
     found = auto_class(config or {})
     program = fenced(_python(place, config or {}, files, ""), "python") + "\n" if found is not None else ""
-    serve = code(f"vllm serve {shlex.quote(place)}")
-    needs = f"It needs `pip install {package}`, and not kbitq. vLLM serves it: {serve}\n\n"
+    serve = "" if family == "bnb" else f" vLLM serves it: {code(f'vllm serve {shlex.quote(place)}')}"
+    needs = f"It needs `pip install {package}`, and not kbitq.{serve}\n\n"
     return f"{program}{needs}Back to an ordinary checkpoint: {code(back)}\n"
 
 

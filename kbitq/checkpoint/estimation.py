@@ -105,7 +105,7 @@ def _factor_seconds(plan: Plan) -> float:
     found = {h.tensors: h for t in plan.tensors if (h := plan.hessian(t)) is not None}
     if not found:
         return 0.0
-    sample = torch.eye(_FACTOR_COLS, device=resolve_device(plan.options.device))
+    sample = torch.eye(_FACTOR_COLS, device=resolve_device(plan.device))
     factorise(sample)  # the first call also loads a library
     started = time.perf_counter()
     float(factorise(sample).upper[0, 0])

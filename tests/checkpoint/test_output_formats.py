@@ -18,7 +18,7 @@ from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.choose.knapsack import Budget
 from kbitq.choose.selection import TensorRule
 from kbitq.codecs.base import Request, get_codec, output_codec
-from kbitq.errors import CodebookError, CodecError, SelectionError
+from kbitq.errors import CheckpointError, CodebookError, CodecError, SelectionError
 from kbitq.functional import dequantize_nf4, quantize_nf4
 
 FORMATS = [("compressed-tensors", 4, 18), ("compressed-tensors-g32", 4, 19), ("compressed-tensors-channel", 8, 40),
@@ -284,6 +284,18 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(CodecError, match="not known"):
             get_codec(name)
     assert output_codec("planes") is None and output_codec("trellis/128") is None
+
+
+@pytest.mark.parametrize("change", [{"shape": [48, 100]}, {"dtype": "U8"}, {"codec": "fp8-block"}, {"k": [4]}])
+def test_a_row_that_no_run_writes_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    made(make_source(tmp_path / "model"), tmp_path / "out", "gptq", 4)
+    path = tmp_path / "out" / "quantization_report.json"
+    ledger = json.loads(path.read_text())
+    ledger["tensors"][1].update(change)
+    path.write_text(json.dumps(ledger))
+    for job in (inspect, verify):
+        with pytest.raises(CheckpointError, match="not one of kbitq's"):
+            job(tmp_path / "out")
 
 
 @pytest.mark.parametrize("name, k", [("gptq-g64", 4), ("int8", 8), ("fp8-block", 8), ("bnb-nf4-double:0.05", 4)])

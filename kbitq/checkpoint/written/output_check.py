@@ -177,7 +177,7 @@ def find_output(checkpoint: Checkpoint) -> OutputCheck | None:
     if not rows or not all(isinstance(r.get("codec"), str) and output_codec(r["codec"]) for r in rows.values()):
         return None
     for name, row in rows.items():
-        if not _is_written(row):
+        if not _is_written(name, row):
             where = f"{checkpoint.where}/{REPORT_FILE}"
             raise CheckpointError(f"{where}: the row of {shown(name)} is not one of kbitq's")
     return OutputCheck(checkpoint, rows)
@@ -208,12 +208,12 @@ def _not_repeatable(row: dict[str, Any], importance: Importance | None) -> str |
     return None
 
 
-def _is_written(row: dict[str, Any]) -> bool:
+def _is_written(name: str, row: dict[str, Any]) -> bool:
     """Whether a run could have written this row."""
     shape: Any = row.get("shape")
     if not is_shape(shape) or len(shape) != 2 or 0 in shape or isinstance(row.get("k"), bool):
         return False
-    if row.get("dtype") not in ("BF16", "F16", "F32", "F64"):
+    if row.get("dtype") not in ("BF16", "F16", "F32", "F64") or _codec_of(row).refusal(name, shape) is not None:
         return False
     return row.get("k") in _codec_of(row).ks and row.get("scale") in ("mse", "absmax")
 
