@@ -165,7 +165,7 @@ class TileReader:
             wanted = whole or min(-(-(within + target.numel() - done) // row_bytes), limit, rows - first)
             count = min(wanted * row_bytes - within, target.numel() - done)
             part, place = target[done : done + count], None
-            if whole and part.data_ptr() % dtype.itemsize == 0:
+            if whole and part.storage_offset() % dtype.itemsize == 0 == part.data_ptr() % dtype.itemsize:
                 place = part.view(dtype).view(whole, cols)
             decoded = weight.decode(self._values_of(tensor), first, wanted, place)
             if decoded is not place:
