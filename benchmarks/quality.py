@@ -80,6 +80,12 @@ SERIES = (
             *("--bpw 2.75 --codebook fit", "--bpw 3.25 --codebook fit", "--k 3 --codebook fit"),
             *(f"--importance stats --k {k}" for k in (2, 3, 4)),
             *(f"--importance stats --codec trellis --k {k}" for k in (2, 3, 4)),
+            "--format compressed-tensors --k 4",
+            "--calibration stats --format gptq --k 4",
+            "--format bnb-nf4-double",
+            "--format fp8-block",
+            "--format compressed-tensors --bpw 5",
+            "--format compressed-tensors --group 32 --k 4",
         ),
     ),
 )
@@ -126,6 +132,10 @@ class Measure:
             if run(["quantize", str(self.source), *given, "-o", str(out), "--quiet"]):
                 raise SystemExit(1)
             bits = inspect(out).totals["bits_per_weight"]
+            if "--format" in given:  # decoded as its own package does it; activations stay as they are
+                out, coded = Path(folder) / "plain", out
+                if run(["dequantize", str(coded), "-o", str(out), "--quiet"]):
+                    raise SystemExit(1)
             return load_model(out, device="cpu"), bits, f"kbitq quantize {self.source.name} {options}"
 
     def _peer(self, series: Series, name: str) -> tuple[Any, float, str]:
