@@ -21,7 +21,7 @@ from kbitq.choose.knapsack import Budget
 from kbitq.choose.selection import TensorRule
 from kbitq.cluster import Part, finish, save_plan, work
 from kbitq.codecs.base import OUTPUTS, output_codec
-from kbitq.errors import CheckpointError
+from kbitq.errors import CheckpointError, SelectionError
 
 
 def compare(source: Path | Storage, tmp_path: Path, options: QuantizeOptions, chunk_bytes: int = 3000) -> None:
@@ -84,12 +84,20 @@ def test_error_feedback(tmp_path: Path, budget: Budget | None) -> None:
     compare(source, tmp_path, QuantizeOptions(**how, calibration=tmp_path / "stats", device="cpu"))
 
 
-@pytest.mark.parametrize("codec", sorted(OUTPUTS))
+WRITTEN_BY_ONE = {"gptq", "fp8-block", "bnb-nf4-double"}
+
+
+@pytest.mark.parametrize("codec", sorted({*OUTPUTS, *WRITTEN_BY_ONE}))
 def test_formats_of_other_tools(tmp_path: Path, codec: str) -> None:
     format_ = output_codec(codec)
     assert format_ is not None
     source = write_folder(tmp_path / "model", {f"layers.{i}.up_proj.weight": gaussian(96, 128, seed=i) for i in (0, 1)})
-    compare(source, tmp_path, QuantizeOptions(k=format_.ks[0], codec=codec, device="cpu"))
+    options = QuantizeOptions(k=format_.ks[0], codec=codec, device="cpu")
+    if codec in WRITTEN_BY_ONE:
+        with pytest.raises(SelectionError, match="is written by one machine"):
+            compare(source, tmp_path, options)
+    else:
+        compare(source, tmp_path, options)
 
 
 def test_files_that_the_options_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
