@@ -9,7 +9,14 @@
 namespace kbitq::KBITQ_ISA {
 namespace {
 
-alignas(64) constexpr Nf4Bounds kBounds;
+// Looked up from places 0, 1 and 3 on, sixteen at a time.
+struct PaddedBounds {
+    float bound[kNf4Levels + 4] = {};
+    constexpr PaddedBounds() {
+        for (int i = 0; i < kNf4Levels; ++i) bound[i] = kNf4Bounds.bound[i];
+    }
+};
+alignas(64) constexpr PaddedBounds kBounds;
 
 // nf4_code of a vector.
 inline I codes_of(F v) {
