@@ -92,7 +92,7 @@ def compare_model() -> list[str]:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file="m.gguf", dtype=torch.float32)
         mine, said = decoded(path, 1 << 20), open_source(path).config or {}
     found = theirs.state_dict()
-    wrong = [f"model: {n}" for n, w in mine.items() if not torch.equal(w, found[n])]
+    wrong = [f"model: {n}" for n, w in mine.items() if not torch.equal(w.float(), found[n])]
     fields = (
         "hidden_size",
         "num_hidden_layers",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.ops.dtypes import TORCH_DTYPES
 
 PLAIN = "model.norm.weight"
 
@@ -33,7 +34,10 @@ def decoded(folder: Path, tile_bytes: int) -> dict[str, Tensor]:
     found = {}
     with TileReader(checkpoint, tile_bytes) as reader:
         for name, tensor in checkpoint.tensors.items():
-            if tensor.foreign is not None:
+            if tensor.foreign is not None and len(tensor.shape) > 1:
                 parts = [reader.read(tensor, span).clone().reshape(-1) for span in reader.spans(tensor)]
                 found[name] = torch.cat(parts).view(tensor.shape)
+            elif tensor.foreign is not None:
+                raw = torch.cat([data.clone() for _, data in reader.chunks(tensor)])
+                found[name] = raw.view(TORCH_DTYPES[tensor.dtype])
     return found
