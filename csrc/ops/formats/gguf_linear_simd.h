@@ -2,6 +2,7 @@
 // and the scale is applied to the partial sums; for several rows the codes are scaled. The minimum is applied once to
 // the sum of x over the group.
 #include "cpu/element.h"
+#include "ops/formats/gguf_groups.h"
 #include "ops/formats/gguf_simd.h"
 
 namespace kbitq::KBITQ_ISA {
@@ -77,7 +78,51 @@ void row_times(const GgufLinearArgs& a, GgufReader read, const GgufRows& x, int6
     }
 }
 
+// One row of W times one row of x, straight from the blocks.
+template <typename Block>
+float dot(const uint8_t* blocks, const float* x, const float* sums, int64_t count) {
+    F even = splat(0.0f), odd = splat(0.0f);
+    float minima = 0.0f;
+    for (int64_t block = 0; block < count; ++block, blocks += Block::kBytes, x += Block::kValues) {
+        for_groups<Block>([&](auto g) __attribute__((always_inline)) {
+            GgufGroup group;
+            Block::group(group, blocks, g);
+            F part = mul(load_codes(group.q), load(x + kGroup * g));
+            for (int p = 1; p < kParts; ++p) {
+                part = fused(load_codes(group.q + p * kLanes), load(x + kGroup * g + p * kLanes), part);
+            }
+            F& to = g % 2 ? odd : even;
+            to = fused(part, splat(group.scale), to);
+            if constexpr (Block::kMin) minima += group.min * sums[Block::kGroups * block + g];
+        });
+    }
+    return sum(add(even, odd)) - minima;
+}
+
+// The types whose codes are quick to come by: to leave them in memory first took 1.15 to 1.8 times as long.
+using Straight = GgufBlocks<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q8_K, Iq4Nl, Iq4Xs, Mxfp4, Tq2_0, Iq3S>;
+using Dot = float (*)(const uint8_t* blocks, const float* x, const float* sums, int64_t count);
+
+inline Dot dot_of(int type) {
+    Dot found = nullptr;
+    Straight::with(type, [&](auto block) { found = dot<decltype(block)>; });
+    return found;
+}
+
+void linear_of_one(const GgufLinearArgs& a, Dot dot, const GgufRows& x, int64_t begin, int64_t end) {
+    const GgufSizes sizes = gguf_sizes(a.type);
+    const int64_t blocks = a.cols / sizes.values;
+    for (int64_t row = begin; row < end; ++row) {
+        const int64_t line = row / a.rows;
+        const float y =
+            dot(a.blocks + row * blocks * sizes.bytes, x.x + line * a.cols, x.sums + line * (a.cols / kGroup), blocks);
+        write_element(a.y, a.dtype, row, y);
+    }
+}
+
 void linear(const GgufLinearArgs& a, GgufReader read, const GgufRows& x, int64_t begin, int64_t end) {
+    const Dot straight = a.batch == 1 ? dot_of(a.type) : nullptr;
+    if (straight != nullptr) return linear_of_one(a, straight, x, begin, end);
     for (int64_t row = begin; row < end; ++row) {
         int64_t line = row / a.rows * a.batch;
         const int64_t stop = line + a.batch;

@@ -2,27 +2,18 @@
 #pragma once
 
 #include <cstring>
-#include <type_traits>
-#include <utility>
-
-#include "formats/gguf_blocks.h"
+#include "ops/formats/gguf_groups.h"
 #include "ops/formats/gguf_kernels.h"
 
 namespace kbitq {
 namespace {
-
-template <typename Body, int... G>
-[[gnu::always_inline]] static inline void for_each_of(std::integer_sequence<int, G...>, Body&& body) {
-    (body(std::integral_constant<int, G>{}), ...);
-}
 
 template <typename Block>
 void read_blocks(const uint8_t* __restrict blocks, int count, GgufRun& __restrict out) {
     static_assert(Block::kGroups <= kGgufRunGroups);
     out.has_min = Block::kMin;
     for (int block = 0; block < count; ++block, blocks += Block::kBytes) {
-        // The number of a group is a constant, so that shifts and offsets are.
-        for_each_of(std::make_integer_sequence<int, Block::kGroups>{}, [&](auto g) __attribute__((always_inline)) {
+        for_groups<Block>([&](auto g) __attribute__((always_inline)) {
             GgufGroup group;
             Block::group(group, blocks, g);
             const int at = block * Block::kGroups + g;
