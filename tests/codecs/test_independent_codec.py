@@ -95,6 +95,7 @@ def test_the_other_codec_imports_nothing_of_ours():
     assert imported == {"json", "math", "struct", "pathlib", "typing", "numpy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["mse", "absmax"])
 @pytest.mark.parametrize("k", range(2, 9))
 def test_every_byte_of_a_file_is_what_the_page_says(tmp_path, k, scale):

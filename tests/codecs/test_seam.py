@@ -193,6 +193,7 @@ run(plan_of(Path({source!r}), Path({out!r})), progress)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "killed.safetensors"
     program = KILLED.format(here=str(Path(__file__).parent), source=str(source), out=str(out))

@@ -116,6 +116,7 @@ def test_row_lengths(engine, k, scale_block):
         check_decode(w, want, codec, engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale_block", SCALE_BLOCKS)
 @pytest.mark.parametrize("k", ALL_K)
 def test_large(engine, k, scale_block):

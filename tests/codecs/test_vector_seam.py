@@ -19,6 +19,7 @@ def processor_flags() -> set[str]:
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [pytest.param(AVX2, id="avx2"), pytest.param(BF16, id="avx512_bf16")])
 def test_a_codec_of_one_file_goes_through_the_vector_ops(tmp_path: Path, features: tuple[str, ...]) -> None:
     compiler = shutil.which("c++")

@@ -120,6 +120,7 @@ def test_bits_go_where_outputs_suffer(tmp_path: Path, weights: dict[str, torch.T
     assert plan.choice.error <= plan.choice.uniform_error
 
 
+@pytest.mark.slow
 def test_the_folder_says_how_and_its_command_gives_the_same_bytes(
     source: Path, stats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
