@@ -18,7 +18,7 @@ from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
 from kbitq.checkpoint.passes.devices import resolve_devices
 from kbitq.checkpoint.passes.levels import LevelSource
 from kbitq.checkpoint.passes.pipeline import Pipeline, WorkItem
-from kbitq.checkpoint.passes.run_state import RunState, Scan
+from kbitq.checkpoint.passes.run_state import ErrorSums, RunState, Scan
 from kbitq.checkpoint.passes.shard_writer import write_plain, write_span
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, TileCodec
 from kbitq.checkpoint.passes.work_list import WorkList
@@ -222,23 +222,34 @@ class ChunkWork:
         return self._begun
 
     def _seal(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
+        """As many files at once as there are threads, since a checksum is the work of one."""
         written = self.job.by_tensor(self.job.written)
         shards = {shard.name: shard for shard in self.job.plan.shards}
-        for chunk in chunks:
-            shard = shards[chunk.name]
-            assert shard.meta is not None
-            file = self._file(shard)
-            for name in (*shard.meta.tensors, *shard.meta.kept):
-                for part in written.get(name, ()):
-                    for offset, data in edges_of(self.job.result(part), shard.header_nbytes, shard.nbytes):
-                        file.write_at(offset, data)
-            sums = {
-                name: merged_sums((part, self.job.result(part)) for part in written[name])
-                for name in shard.meta.tensors
-            }
-            set_statistics(shard, sums)
-            file.write_at(0, shard.header())
-            self._note(chunk, sealed_json(self._synced(file), sums), shard.nbytes)
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(threads) as pool:
+            for begin in range(0, len(chunks), threads):
+                some = chunks[begin : begin + threads]
+                files = [self._complete(shards[chunk.name], written) for chunk in some]
+                digests = list(pool.map(self._synced, (file for file, _ in files)))  # a note may close all files
+                for chunk, (_, sums), digest in zip(some, files, digests, strict=True):
+                    self._note(chunk, sealed_json(digest, sums), shards[chunk.name].nbytes)
+
+    def _complete(
+        self, shard: Shard, written: Mapping[str, Sequence[Chunk]]
+    ) -> tuple[SharedFile, dict[str, ErrorSums]]:
+        """Write what chunks have left of a file to whoever seals it, and its header."""
+        assert shard.meta is not None
+        file = self._file(shard)
+        for name in (*shard.meta.tensors, *shard.meta.kept):
+            for part in written.get(name, ()):
+                for offset, data in edges_of(self.job.result(part), shard.header_nbytes, shard.nbytes):
+                    file.write_at(offset, data)
+        sums = {
+            name: merged_sums((part, self.job.result(part)) for part in written[name]) for name in shard.meta.tensors
+        }
+        set_statistics(shard, sums)
+        file.write_at(0, shard.header())
+        return file, sums
 
     def _synced(self, file: SharedFile) -> str:
         """Make a file durable, and meanwhile its checksum, where the output has any."""
