@@ -158,6 +158,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[st
     return source, left, bytes_of(place / "whole")
 
 
+@pytest.mark.slow
 @many
 @given(data=st.data())
 def test_journals_nearly_right(begun: tuple[Path, Path, dict[str, bytes]], data: st.DataObject) -> None:
@@ -172,6 +173,7 @@ def test_journals_nearly_right(begun: tuple[Path, Path, dict[str, bytes]], data:
         assert bytes_of(Path(place) / "out") == whole
 
 
+@pytest.mark.slow
 @many
 @given(data=st.data())
 def test_journals_forged(begun: tuple[Path, Path, dict[str, bytes]], data: st.DataObject) -> None:

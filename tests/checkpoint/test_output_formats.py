@@ -152,6 +152,7 @@ def test_nf4_is_that_of_the_operators(tmp_path: Path) -> None:
     assert torch.equal(values(tmp_path / "out")[name], dequantize_nf4(q))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec, k",
     [

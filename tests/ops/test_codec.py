@@ -148,6 +148,7 @@ def test_an_empty_matrix_is_no_work() -> None:
     assert fmt.block_count(5) == 1
 
 
+@pytest.mark.slow
 def test_the_first_call_does_not_import_the_compiler() -> None:
     """``torch.library.custom_op`` would: some seconds at the start of every command."""
     program = "import sys, torch, kbitq.ops as ops; ops.scan(torch.ones(2, 3)); print('torch._dynamo' in sys.modules)"

@@ -151,6 +151,7 @@ def test_importance_reaches_the_bytes_and_the_metadata(source: Path, tmp_path: P
         assert noted == set(weighed)
 
 
+@pytest.mark.slow
 def test_importance_of_experts_in_tiles_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(3)
     experts = torch.randn(3, 40, 100, generator=draw)
