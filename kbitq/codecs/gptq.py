@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kbitq.codecs.base import Part, Request
@@ -30,7 +31,6 @@ class Gptq(IntegerGroups):
 
     def __init__(self, name: str, group: int | None, dtype: str) -> None:
         super().__init__(name, group, dtype, (4, 8))
-        self._last: tuple[tuple[int, int, int], dict[str, Tensor]] = (0, 0, 0), {}
 
     def of_dtype(self, dtype: str) -> str:
         """As of an output codec: readers take half precision only."""
@@ -55,17 +55,7 @@ class Gptq(IntegerGroups):
 
         rows, cols = request.shape or tuple(codes.shape)
         words = pack_codes((codes + (1 << request.k - 1)).to(torch.uint8), request.k)
-        return {_CODES: words, _SCALES: scale, **self._constants(rows, cols, request.k)}
-
-    def _constants(self, rows: int, cols: int, k: int) -> dict[str, Tensor]:
-        """The parts that do not depend on the values; those made last are kept for the next rows of the tensor."""
-        import torch
-
-        if self._last[0] != (rows, cols, k):
-            width, zero = self.group or cols, sum(((1 << k - 1) - 1) << shift for shift in range(0, 32, k))
-            zeros = torch.full((-(-cols // width), rows * k // 32), zero, dtype=torch.int32)
-            self._last = (rows, cols, k), {_ZEROS: zeros, _INDEX: torch.arange(cols, dtype=torch.int32) // width}
-        return self._last[1]
+        return {_CODES: words, _SCALES: scale, **_constants(rows, cols, request.k, self.group or cols)}
 
     def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
         """As of a codec of integers."""
@@ -95,6 +85,16 @@ class Gptq(IntegerGroups):
             config["modules_in_block_to_quantize"] = [sorted(ks)]
             config["dynamic"] = {f"-:^{re.escape(name)}$": {} for name in left}
         return config
+
+
+@lru_cache(maxsize=1)  # for the next rows of the tensor
+def _constants(rows: int, cols: int, k: int, width: int) -> dict[str, Tensor]:
+    """The parts that do not depend on the values."""
+    import torch
+
+    zero = sum(((1 << k - 1) - 1) << shift for shift in range(0, 32, k))
+    zeros = torch.full((-(-cols // width), rows * k // 32), zero, dtype=torch.int32)
+    return {_ZEROS: zeros, _INDEX: torch.arange(cols, dtype=torch.int32) // width}
 
 
 def make(name: str) -> Gptq:
