@@ -68,11 +68,7 @@ def recipe_of(plan: Plan) -> str | None:
     given = {name: getattr(options, name) for name in names}
     given["codebook"] = _portable_name(options.codebook)
     given["codec"] = options.codec if options.codec != DEFAULT_CODEC else None
-    if plan.importance is not None:
-        given["importance"] = plan.importance.sha256
-    if plan.statistics is not None:
-        given["calibration"] = plan.statistics.fingerprint
-    return recipe_text(given, _portable(options.rules))
+    return recipe_text(given | plan.made_with, _portable(options.rules))
 
 
 def _coding_options(codec: str) -> dict[str, Any]:

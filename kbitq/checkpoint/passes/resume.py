@@ -15,7 +15,7 @@ from kbitq.checkpoint.passes.journal import Journal
 from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
-from kbitq.codecs.base import coding_text, get_codec, rows_together
+from kbitq.codecs.base import coding_text, get_codec
 from kbitq.errors import CheckpointError
 from kbitq.format import DEFAULT_CODEC, FORMAT_VERSION, element_count, matrix_shape
 
@@ -157,7 +157,6 @@ def _scan_fits(scan: Scan, tensor: TensorPlan) -> bool:
 def _at_block(element: int, tensor: TensorPlan, *, written: bool = False) -> bool:
     """Whether an element is inside a tensor's matrix, where its codec may cut it."""
     rows, cols = matrix_shape(tensor.name, tensor.shape)
-    together = rows_together(tensor.codec, cols) if written and tensor.quantized else 1
-    if together > 1 and element % (together * cols):
+    if written and tensor.rows_together > 1 and element % (tensor.rows_together * cols):
         return False
     return 0 < element < rows * cols and element % cols % get_codec(tensor.codec).cut == 0

@@ -15,7 +15,7 @@ from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
-from kbitq.codecs.base import get_codec, rows_together
+from kbitq.codecs.base import get_codec
 from kbitq.format import block_count, matrix_shape
 
 
@@ -58,10 +58,8 @@ class WorkList:
         if self._factors.has(tensor):
             return self._whole_rows(tensor, source, start, stop)
         if tensor.quantized or source.scaling is not None:
-            together = (
-                rows_together(tensor.codec, matrix_shape(tensor.name, tensor.shape)[1]) if tensor.quantized else 1
-            )
-            return self._reader.matrix_pieces(source, start, get_codec(tensor.codec).cut, stop, together)
+            cut = get_codec(tensor.codec).cut
+            return self._reader.matrix_pieces(source, start, cut, stop, tensor.rows_together)
         return self._reader.byte_pieces(source, start, stop)
 
     def _request(self, tensor: TensorPlan, piece: Piece) -> Request | None:

@@ -26,7 +26,7 @@ from kbitq.checkpoint.plan.totals import plan_totals
 from kbitq.checkpoint.source import memory
 from kbitq.checkpoint.source.open import Checkpoint
 from kbitq.choose.importance import Importance
-from kbitq.codecs.base import OutputCodec, coded_entries, get_codec, output_codec, rows_together
+from kbitq.codecs.base import OutputCodec, coded_entries, get_codec, output_codec
 from kbitq.errors import CheckpointError
 from kbitq.format import (
     DEFAULT_CODEC,
@@ -184,6 +184,12 @@ class Plan:
         return memory.feedback_bytes(max_memory, found.columns, whole)
 
     @property
+    def made_with(self) -> dict[str, str]:
+        """What a recipe needs beside its options for the same bytes: option -> SHA-256 or fingerprint."""
+        importance = {} if self.importance is None else {"importance": self.importance.sha256}
+        return importance | ({} if self.statistics is None else {"calibration": self.statistics.fingerprint})
+
+    @property
     def device(self) -> str:
         """Where the run computes, as ``device`` of the options spells it; other tools' formats are made on the CPU."""
         return self.options.device if self.output is None else "cpu"
@@ -198,9 +204,9 @@ class Plan:
         """Bytes of the most rows that a codec codes together; 0 where it may cut a row."""
         sizes = [0]
         for t in self.tensors:
-            rows, cols = matrix_shape(t.name, t.shape) if t.quantized else (0, 0)
-            if t.quantized and (together := rows_together(t.codec, cols)) > 1:
-                sizes.append(min(rows, together) * cols * stored_dtype(t.dtype).bits // 8)
+            if t.rows_together > 1:
+                rows, cols = matrix_shape(t.name, t.shape)
+                sizes.append(min(rows, t.rows_together) * cols * stored_dtype(t.dtype).bits // 8)
         return max(sizes)
 
     @property

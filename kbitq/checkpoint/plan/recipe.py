@@ -23,11 +23,7 @@ def plan_recipe(plan: Plan) -> str:
     rules += [rule for rule in plan.options.rules if rule not in rules]
     names = ("include", "exclude", "only", "keep_embeddings", "max_shard_size", "on_nonfinite")
     options = {name: getattr(plan.options, name) for name in names}
-    if plan.importance is not None:
-        options["importance"] = plan.importance.sha256
-    if plan.statistics is not None:
-        options["calibration"] = plan.statistics.fingerprint
-    return recipe_text(options, rules)
+    return recipe_text(options | plan.made_with, rules)
 
 
 def _codec_of(tensor: TensorPlan) -> str | None:

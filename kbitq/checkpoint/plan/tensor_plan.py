@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from kbitq.checkpoint.plan.options import QuantizeOptions
 from kbitq.checkpoint.source.open import SourceTensor
 from kbitq.choose.selection import Selection, TensorRule
-from kbitq.codecs.base import coded_entries, for_dtype
-from kbitq.format import DEFAULT_CODEC
+from kbitq.codecs.base import coded_entries, for_dtype, rows_together
+from kbitq.format import DEFAULT_CODEC, matrix_shape
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class TensorPlan:
     @property
     def quantized(self) -> bool:
         return self.k is not None
+
+    @property
+    def rows_together(self) -> int:
+        """Rows of the matrix that are coded together; 1 where a row may be cut, and of a tensor that is kept."""
+        return rows_together(self.codec, matrix_shape(self.name, self.shape)[1]) if self.quantized else 1
 
     def coded(self, codec: str, k: int) -> TensorPlan:
         """The same tensor in another codec, or at another K."""
