@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.checkpoints import bytes_of, model_tensors, partials, write_folder
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
@@ -45,6 +46,23 @@ def test_finish_says_which_parts_are_missing(folder: Path, tmp_path: Path) -> No
     assert not (tmp_path / "b" / "out").exists()
     do(plan, Part(1, 2)), do(plan, Part(0, 2))
     finish(plan)
+
+
+def test_files_are_sealed_side_by_side(folder: Path, tmp_path: Path) -> None:
+    """With more threads than files, and with fewer; a single run's bytes, checksums included."""
+    options = QuantizeOptions(k=3, max_shard_size=20_000)
+    before, single = torch.get_num_threads(), whole(folder, tmp_path / "a" / "out", options)
+    assert sum(name.endswith(".safetensors") for name in single) >= 4
+    try:
+        for threads in (3, 16):
+            torch.set_num_threads(threads)
+            out = tmp_path / str(threads) / "out"
+            plan = saved(folder, out, options)
+            do(plan, Part(0, 1))
+            finish(plan)
+            assert bytes_of(out) == single
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_finish_killed_before_it_tidied_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
