@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kbitq.formats.base import HALVES, Catalogue, Found, Stored, StoredValues, groups_text
+from kbitq.formats.base import HALVES, Catalogue, ForeignWeight, Found, Stored, StoredValues, groups_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,14 +20,9 @@ PLACE = (0, 4, 1, 5, 2, 6, 3, 7)  # of column c % 8 in its word
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(ForeignWeight):
     """A weight ``[out, in]``, with ``groups`` groups of columns."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
     groups: int
 
     def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ only the rows that are asked for.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,8 +57,9 @@ class StoredValues(Protocol):
         """Bytes of a tensor."""
 
 
-class ForeignWeight(Protocol):
-    """A weight of another tool's format: frozen, and known without its values.
+@dataclass(frozen=True)
+class ForeignWeight(ABC):
+    """A weight of another tool's format, known without its values. A format adds the fields that decoding takes.
 
     Attributes:
         name: of the weight, as an unquantized checkpoint has it.
@@ -65,20 +67,16 @@ class ForeignWeight(Protocol):
         dtype: what it decodes to, in safetensors' spelling.
         scheme: how messages and the ledger call what it was: ``GPTQ, 4 bits, groups of 128``; empty for numbers that
             were only moved.
-        stored: names of the stored tensors that it is made of, the largest first.
+        stored: names of the stored tensors that it is made of, the codes first.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def scheme(self) -> str: ...
-    @property
-    def stored(self) -> tuple[str, ...]: ...
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: str
+    stored: tuple[str, ...]
 
+    @abstractmethod
     def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         """Rows ``[first_row, first_row + rows)`` of the weight's matrix (``matrix_of``), ``[rows, cols]``.
 

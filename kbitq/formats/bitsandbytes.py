@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kbitq.format import element_count, is_shape, matrix_shape
-from kbitq.formats.base import FLOAT_DTYPES, Catalogue, Found, StoredValues
+from kbitq.formats.base import FLOAT_DTYPES, Catalogue, ForeignWeight, Found, StoredValues
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +35,9 @@ class Nested:
 
 
 @dataclass(frozen=True)
-class Bnb4:
+class Bnb4(ForeignWeight):
     """A weight of 4 bits in blocks of ``block`` elements that run on over rows."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
     block: int
     nested: Nested | None
 
@@ -77,14 +72,8 @@ class Bnb4:
 
 
 @dataclass(frozen=True)
-class BnbInt8:
+class BnbInt8(ForeignWeight):
     """A weight of 8 bits with a scale for each row."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
 
     def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         from kbitq.formats.tables import table

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kbitq.formats.base import HALVES, Catalogue, Found, Stored, StoredValues, groups_text
+from kbitq.formats.base import HALVES, Catalogue, ForeignWeight, Found, Stored, StoredValues, groups_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,14 +21,9 @@ _VERSIONS = {"": 1, "gptq": 1, "gptq_v2": 2}
 
 
 @dataclass(frozen=True)
-class Gptq:
+class Gptq(ForeignWeight):
     """A weight ``[out, in]`` of ``bits`` bits. ``version`` 1 stores zero points less one."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
     bits: int
     groups: int
     version: int

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kbitq.format import element_count, matrix_shape
-from kbitq.formats.base import FLOAT_DTYPES, HALVES, Catalogue, Found, Stored, StoredValues
+from kbitq.formats.base import FLOAT_DTYPES, HALVES, Catalogue, ForeignWeight, Found, Stored, StoredValues
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,14 +45,9 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Hqq:
+class Hqq(ForeignWeight):
     """A weight whose matrix of groups has ``height`` rows of ``width`` codes; ``axis`` 1: a row is a group."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
     packing: str
     axis: int
     height: int

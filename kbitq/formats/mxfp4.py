@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kbitq.formats.base import Catalogue, Found, StoredValues
+from kbitq.formats.base import Catalogue, ForeignWeight, Found, StoredValues
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,14 +19,8 @@ _READ_BYTES = 8 << 20  # of an expert's codes at a time
 
 
 @dataclass(frozen=True)
-class Mxfp4Experts:
+class Mxfp4Experts(ForeignWeight):
     """A stack of experts' matrices."""
-
-    name: str
-    shape: tuple[int, ...]
-    stored: tuple[str, ...]
-    dtype: str = "BF16"
-    scheme: str = "MXFP4"
 
     def decode(self, values: StoredValues, first_row: int, rows: int, out: Tensor | None = None) -> Tensor:
         import torch
@@ -78,5 +72,6 @@ def recognise(catalogue: Catalogue) -> Found:
             raise catalogue.broken(blocks.name, f"its shape {list(blocks.shape)} is not [E, out, in / 32, 16]")
         catalogue.want(scales.name, ("U8",), blocks.shape[:3])
         experts, out, groups, _ = blocks.shape
-        found.weights.append(Mxfp4Experts(name, (experts, groups * _GROUP, out), (blocks.name, scales.name)))
+        shape, stored = (experts, groups * _GROUP, out), (blocks.name, scales.name)
+        found.weights.append(Mxfp4Experts(name, shape, "BF16", "MXFP4", stored))
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kbitq.format import matrix_shape
-from kbitq.formats.base import StoredValues
+from kbitq.formats.base import ForeignWeight, StoredValues
 from kbitq.formats.scales import Scales
 
 if TYPE_CHECKING:
@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RowCodes:
+class RowCodes(ForeignWeight):
     """A weight ``[..., out, in]``: ``(table[code] - zero) * scale + bias``.
 
     Attributes:
-        name: of the weight.
-        shape: of it.
-        dtype: what it decodes to.
-        scheme: what it was.
-        stored: names, the codes first.
         bits: of a code, in a dense stream along each row.
         scale: of each block.
         table: of ``tables.table``.
@@ -34,11 +29,6 @@ class RowCodes:
         round_each: whether every operation is rounded to ``dtype``.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
     bits: int
     scale: Scales
     table: str = ""

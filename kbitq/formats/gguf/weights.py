@@ -1,4 +1,4 @@
-"""GGUF's weights under the protocol of ``formats.base``. Imports torch where it decodes."""
+"""GGUF's weights. Imports torch where it decodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kbitq.format.ggml_types import BY_NAME, GgmlType
-from kbitq.formats.base import Catalogue, Found, StoredValues, matrix_of
+from kbitq.formats.base import Catalogue, ForeignWeight, Found, StoredValues, matrix_of
 from kbitq.formats.gguf.names import Named
 
 if TYPE_CHECKING:
@@ -21,17 +21,12 @@ _MOST_HEAD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class GgufWeight:
+class GgufWeight(ForeignWeight):
     """A weight in blocks, or one that llama.cpp turned round or widened.
 
     ``stored`` has uint8 ``[rows, bytes of a row]``, or one row for a vector.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    stored: tuple[str, ...]
     type: GgmlType
     heads: int
     less: int
