@@ -5,36 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from kbitq.cli.options import files, parsing
+from kbitq.cli.options import files
+from kbitq.cli.options.panels import MAIN
 
 MadeFrom = Annotated[
     Path | None,
     files.READ,
-    typer.Option(
-        "--source",
-        metavar="SRC",
-        autocompletion=parsing.complete_path,
-        show_default=False,
-        help="What it was quantized from: tensors are quantized again and the bytes compared.",
-    ),
+    MAIN.path("SRC", "What it was quantized from: tensors are quantized again and the bytes compared.", "--source"),
 ]
-Full = Annotated[bool, typer.Option("--full", help="Compare every tensor with the source.")]
+Full = Annotated[bool, MAIN.flag("Compare every tensor with the source.", "--full")]
 SampleCount = Annotated[
-    int | None,
-    typer.Option("--sample", metavar="N", min=1, show_default="8", help="Compare N quantized tensors with the source."),
+    int | None, MAIN.option("N", "Compare N quantized tensors with the source.", "--sample", min=1, shown="8")
 ]
 UsedImportance = Annotated[
     Path | None,
     files.READ,
-    typer.Option(
+    MAIN.option(
+        "FILE",
+        "The importance file that it was quantized with: tensors made with it are made again too.",
         "--importance",
-        metavar="FILE",
-        show_default=False,
-        help="The importance file that it was quantized with: tensors made with it are made again too.",
     ),
 ]
 RepairIndex = Annotated[
-    bool, typer.Option("--repair-index", help="First write the index of the shards anew, from their headers.")
+    bool, MAIN.flag("First write the index of the shards anew, from their headers.", "--repair-index")
 ]

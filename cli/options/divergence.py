@@ -13,48 +13,21 @@ from kbitq.cli.options.budget import PANEL
 
 Kl = Annotated[
     float | None,
-    typer.Option(
-        metavar="X",
-        parser=parsing.nats,
-        rich_help_panel=PANEL,
-        show_default=False,
-        help="The smallest model whose predictions on --text diverge from the source's by at most X nats on average: "
+    PANEL.option(
+        "X",
+        "The smallest model whose predictions on --text diverge from the source's by at most X nats on average: "
         "--bpw is bisected, and each step quantizes and evaluates.",
+        parser=parsing.nats,
     ),
 ]
-TextFile = Annotated[
-    Path | None,
-    files.READ,
-    typer.Option(
-        "--text",
-        metavar="FILE",
-        rich_help_panel=PANEL,
-        show_default=False,
-        exists=True,
-        dir_okay=False,
-        help="For --kl: a text in UTF-8.",
-    ),
-]
+TextFile = Annotated[Path | None, files.READ, PANEL.file("For --kl: a text in UTF-8.", "--text")]
 TokenFile = Annotated[
     Path | None,
     files.READ,
-    typer.Option(
-        "--tokens",
-        metavar="FILE",
-        rich_help_panel=PANEL,
-        show_default=False,
-        exists=True,
-        dir_okay=False,
-        help="For --kl, instead of --text: token ids, little-endian uint16 or uint32.",
-    ),
+    PANEL.file("For --kl, instead of --text: token ids, little-endian uint16 or uint32.", "--tokens"),
 ]
-Window = Annotated[int, typer.Option(metavar="N", min=2, rich_help_panel=PANEL, help="For --kl: tokens read together.")]
-Windows = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, rich_help_panel=PANEL, show_default="all", help="For --kl: windows of the text to read."
-    ),
-]
+Window = Annotated[int, PANEL.option("N", "For --kl: tokens read together.", min=2)]
+Windows = Annotated[int | None, PANEL.option("N", "For --kl: windows of the text to read.", min=1, shown="all")]
 
 
 @dataclass(frozen=True)

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from kbitq.cli.options.panels import MAIN, Panel
 
-PANEL = "The Hub"
+_PANEL = Panel("The Hub")
 
-Stream = Annotated[
-    bool,
-    typer.Option(
-        "--stream", rich_help_panel=PANEL, help="Read a repository over the network as needed; keep no copy of it."
-    ),
-]
-Push = Annotated[
-    str | None,
-    typer.Option(metavar="ORG/NAME", rich_help_panel=PANEL, show_default=False, help="Publish the result there."),
-]
-Private = Annotated[bool, typer.Option("--private", rich_help_panel=PANEL, help="Make a new repository private.")]
+Stream = Annotated[bool, _PANEL.flag("Read a repository over the network as needed; keep no copy of it.", "--stream")]
+Push = Annotated[str | None, _PANEL.option("ORG/NAME", "Publish the result there.")]
+Private = Annotated[bool, _PANEL.flag("Make a new repository private.", "--private")]
 BaseModel = Annotated[
     str | None,
-    typer.Option(
-        metavar="ORG/NAME",
-        show_default=False,
-        help="What it was quantized from, for the model card; a commit may follow after an @.",
-    ),
+    MAIN.option("ORG/NAME", "What it was quantized from, for the model card; a commit may follow after an @."),
 ]
-PullRequest = Annotated[bool, typer.Option("--pr", help="Open a pull request instead of committing.")]
-Revision = Annotated[str | None, typer.Option(metavar="BRANCH", show_default="main", help="The branch to commit to.")]
-CardOnly = Annotated[
-    bool, typer.Option("--dry-run", rich_help_panel=PANEL, help="Verify, and print the model card; upload nothing.")
-]
+PullRequest = Annotated[bool, MAIN.flag("Open a pull request instead of committing.", "--pr")]
+Revision = Annotated[str | None, MAIN.option("BRANCH", "The branch to commit to.", shown="main")]
+CardOnly = Annotated[bool, _PANEL.flag("Verify, and print the model card; upload nothing.", "--dry-run")]
 AutoMap = Annotated[
     bool,
-    typer.Option(
-        "--auto-map",
-        rich_help_panel=PANEL,
-        help="Add a Python file through which trust_remote_code=True finds kbitq, or says what to install.",
+    _PANEL.flag(
+        "Add a Python file through which trust_remote_code=True finds kbitq, or says what to install.", "--auto-map"
     ),
 ]

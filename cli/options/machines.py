@@ -5,102 +5,80 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kbitq.cli.options import files, parsing
 from kbitq.cli.options.arguments import place
+from kbitq.cli.options.panels import MAIN, Panel
 
-PANEL = "Many machines"
+_PANEL = Panel("Many machines")
 
-PlanFile = Annotated[
-    Path,
-    files.READ,
-    place("PLAN", "The file that kbitq plan --save wrote."),
-]
+PlanFile = Annotated[Path, files.READ, place("PLAN", "The file that kbitq plan --save wrote.")]
 SavePlan = Annotated[
     Path | None,
     files.WRITTEN,
-    typer.Option(
-        "--save",
-        metavar="PLAN",
-        rich_help_panel=PANEL,
-        autocompletion=parsing.complete_path,
-        show_default=False,
-        help="Write the plan to a file whose parts kbitq work does, on any machine that shares the disk; make the "
+    _PANEL.path(
+        "PLAN",
+        "Write the plan to a file whose parts kbitq work does, on any machine that shares the disk; make the "
         "files of the output at full size.",
+        "--save",
     ),
 ]
 PartOf = Annotated[
     str | None,
-    typer.Option(
+    MAIN.option(
+        "I/N",
+        "Which of N equal parts to do, counted from 0.",
         "--part",
-        metavar="I/N",
-        show_default="RANK/WORLD_SIZE, or the task of a Slurm array",
-        help="Which of N equal parts to do, counted from 0.",
+        shown="RANK/WORLD_SIZE, or the task of a Slurm array",
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
+    MAIN.option(
+        "DEVICE",
+        "auto, cpu, cuda, or GPUs as cuda:0,cuda:1. The output is the same everywhere.",
         "--device",
-        metavar="DEVICE",
         parser=parsing.devices,
-        show_default="the plan's",
-        help="auto, cpu, cuda, or GPUs as cuda:0,cuda:1. The output is the same everywhere.",
+        shown="the plan's",
     ),
 ]
 Patience = Annotated[
     float,
-    typer.Option(
+    MAIN.option(
+        "SECONDS",
+        "Where other parts are waited for and none gives a sign for so long, do what they have not done.",
         "--patience",
-        metavar="SECONDS",
         min=0.0,
-        help="Where other parts are waited for and none gives a sign for so long, do what they have not done.",
     ),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
+    _PANEL.option(
+        "WHERE",
+        "Let a Ray cluster do it: auto, or its address. slurm: print a script that has it done as an array job.",
         "--cluster",
-        metavar="WHERE",
-        rich_help_panel=PANEL,
-        show_default=False,
-        help="Let a Ray cluster do it: auto, or its address. slurm: print a script that has it done as an array job.",
     ),
 ]
-GpusPerWorker = Annotated[
-    int,
-    typer.Option("--gpus-per-worker", metavar="N", min=0, rich_help_panel=PANEL, help="0: compute on CPUs."),
-]
+GpusPerWorker = Annotated[int, _PANEL.option("N", "0: compute on CPUs.", "--gpus-per-worker", min=0)]
 CpusPerWorker = Annotated[
     int | None,
-    typer.Option(
-        "--cpus-per-worker",
-        metavar="N",
-        min=1,
-        rich_help_panel=PANEL,
-        show_default="as many as the smallest node has",
-        help="Cores of a worker.",
-    ),
+    _PANEL.option("N", "Cores of a worker.", "--cpus-per-worker", min=1, shown="as many as the smallest node has"),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
+    _PANEL.option(
+        "N",
+        "At most so many at once; tasks of the Slurm array.",
         "--workers",
-        metavar="N",
         min=1,
-        rich_help_panel=PANEL,
-        show_default="as many as fit; of Slurm 16",
-        help="At most so many at once; tasks of the Slurm array.",
+        shown="as many as fit; of Slurm 16",
     ),
 ]
 Stall = Annotated[
     float,
-    typer.Option(
+    _PANEL.option(
+        "SECONDS",
+        "A worker of a Ray cluster that makes no progress for so long is ended and its part begun again.",
         "--stall",
-        metavar="SECONDS",
         min=1.0,
-        rich_help_panel=PANEL,
-        help="A worker of a Ray cluster that makes no progress for so long is ended and its part begun again.",
     ),
 ]

@@ -5,54 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from kbitq.cli.options import files, parsing
+from kbitq.cli.options.panels import Panel
 
-PANEL = "Output"
+_PANEL = Panel("Output")
 
 Output = Annotated[
     Path | None,
     files.OUTPUT,
-    typer.Option(
+    _PANEL.path(
+        "OUT",
+        "A name ending in .safetensors is a file, any other a folder.",
         "-o",
         "--output",
-        metavar="OUT",
-        rich_help_panel=PANEL,
-        autocompletion=parsing.complete_path,
-        show_default="beside SRC, NAME-kbitq-kN",
-        help="A name ending in .safetensors is a file, any other a folder.",
+        shown="beside SRC, NAME-kbitq-kN",
     ),
 ]
 RequiredOutput = Annotated[
     Path,
     files.OUTPUT,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="OUT",
-        rich_help_panel=PANEL,
-        autocompletion=parsing.complete_path,
-        show_default=False,
-        help="A name ending in .safetensors is a file, any other a folder.",
-    ),
+    _PANEL.path("OUT", "A name ending in .safetensors is a file, any other a folder.", "-o", "--output"),
 ]
 MaxShardSize = Annotated[
     int,
-    typer.Option(
-        metavar="SIZE",
-        parser=parsing.size,
-        rich_help_panel=PANEL,
-        help="Largest file of a folder: 500MB, 5GB (powers of 1000), 2GiB (of 1024).",
+    _PANEL.option(
+        "SIZE", "Largest file of a folder: 500MB, 5GB (powers of 1000), 2GiB (of 1024).", parser=parsing.size
     ),
 ]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "float64"] | None,
-    typer.Option(
-        rich_help_panel=PANEL, show_default="each tensor's own", help="Write the restored tensors in this dtype."
-    ),
+    _PANEL.choice("Write the restored tensors in this dtype.", shown="each tensor's own"),
 ]
-Force = Annotated[bool, typer.Option("--force", rich_help_panel=PANEL, help="Replace an output that exists.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", rich_help_panel=PANEL, help="Show the plan, as kbitq plan does; write nothing.")
-]
+Force = Annotated[bool, _PANEL.flag("Replace an output that exists.", "--force")]
+DryRun = Annotated[bool, _PANEL.flag("Show the plan, as kbitq plan does; write nothing.", "--dry-run")]

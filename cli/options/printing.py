@@ -9,8 +9,9 @@ import typer
 
 from kbitq import __version__
 from kbitq.cli.console import console
+from kbitq.cli.options.panels import MAIN, Panel
 
-PANEL = "What is printed"
+_PANEL = Panel("What is printed")
 
 
 def _print_version(wanted: bool) -> None:
@@ -19,17 +20,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Json = Annotated[bool, typer.Option("--json", rich_help_panel=PANEL, help="One JSON object on stdout.")]
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", rich_help_panel=PANEL, help="No progress; of the result only the path of the output."
-    ),
-]
-Debug = Annotated[bool, typer.Option("--debug", rich_help_panel=PANEL, help="Show the traceback of an error.")]
-Version = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-]
+Json = Annotated[bool, _PANEL.flag("One JSON object on stdout.", "--json")]
+Quiet = Annotated[bool, _PANEL.flag("No progress; of the result only the path of the output.", "--quiet", "-q")]
+Debug = Annotated[bool, _PANEL.flag("Show the traceback of an error.", "--debug")]
+Version = Annotated[bool, MAIN.flag("Show the version and exit.", "--version", callback=_print_version, is_eager=True)]
 
 
 @dataclass(frozen=True)

@@ -5,79 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from kbitq.cli.options import files, parsing
+from kbitq.cli.options import files
+from kbitq.cli.options.panels import MAIN
 
 Reference = Annotated[
     Path | None,
     files.READ,
-    typer.Option(
-        "--against",
-        metavar="SOURCE",
-        autocompletion=parsing.complete_path,
-        show_default=False,
-        help="A model to compare the predictions with, usually the unquantized one.",
-    ),
+    MAIN.path("SOURCE", "A model to compare the predictions with, usually the unquantized one.", "--against"),
 ]
-TextFile = Annotated[
-    Path | None,
-    files.READ,
-    typer.Option("--text", metavar="FILE", show_default=False, exists=True, dir_okay=False, help="A text in UTF-8."),
-]
+TextFile = Annotated[Path | None, files.READ, MAIN.file("A text in UTF-8.", "--text")]
 TokenFile = Annotated[
     Path | None,
     files.READ,
-    typer.Option(
-        "--tokens",
-        metavar="FILE",
-        show_default=False,
-        exists=True,
-        dir_okay=False,
-        help="Token ids, little-endian uint16 or uint32.",
-    ),
+    MAIN.file("Token ids, little-endian uint16 or uint32.", "--tokens"),
 ]
-Window = Annotated[int, typer.Option(metavar="N", min=2, help="Tokens read together.")]
-Windows = Annotated[
-    int | None, typer.Option(metavar="N", min=1, show_default="all", help="How many windows of the text to read.")
-]
+Window = Annotated[int, MAIN.option("N", "Tokens read together.", min=2)]
+Windows = Annotated[int | None, MAIN.option("N", "How many windows of the text to read.", min=1, shown="all")]
 Save = Annotated[
     bool | None,
-    typer.Option(
+    MAIN.flag(
+        "Write the result beside the quantized model, for its card and for inspect --html.",
         "--save/--no-save",
-        show_default="save scores of tasks",
-        help="Write the result beside the quantized model, for its card and for inspect --html.",
+        shown="save scores of tasks",
     ),
 ]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Windows, or samples of a task, read at once.")]
+Batch = Annotated[int, MAIN.option("N", "Windows, or samples of a task, read at once.", min=1)]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
-    typer.Option(help="Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
+    MAIN.choice("Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
 ]
 TrustRemoteCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-remote-code", help="Run Python files that come with the model, if it needs them. Look at them first."
+    MAIN.flag(
+        "Run Python files that come with the model, if it needs them. Look at them first.", "--trust-remote-code"
     ),
 ]
 ComputeDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option("--dtype", help="To compute in. auto: that of the model's config."),
+    MAIN.choice("To compute in. auto: that of the model's config.", "--dtype"),
 ]
-MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Stop after so many tokens.")]
-Temperature = Annotated[float, typer.Option(metavar="T", min=0.0, help="0: always the likeliest token.")]
+MaxTokens = Annotated[int, MAIN.option("N", "Stop after so many tokens.", min=1)]
+Temperature = Annotated[float, MAIN.option("T", "0: always the likeliest token.", min=0.0)]
 OwnTemperature = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature", metavar="T", min=0.0, show_default="the model's", help="0: always the likeliest token."
-    ),
+    float | None, MAIN.option("T", "0: always the likeliest token.", "--temperature", min=0.0, shown="the model's")
 ]
-System = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", show_default=False, help="What the model is told first.")
-]
-Seed = Annotated[int, typer.Option(metavar="N", help="Start of the random numbers; the same seed draws the same text.")]
-Module = Annotated[bool, typer.Option("--module", "-m", help="PROGRAM is a module, as after python -m.")]
+System = Annotated[str | None, MAIN.option("TEXT", "What the model is told first.", "--system")]
+Seed = Annotated[int, MAIN.option("N", "Start of the random numbers; the same seed draws the same text.")]
+Module = Annotated[bool, MAIN.flag("PROGRAM is a module, as after python -m.", "--module", "-m")]
 UseTemplate = Annotated[
-    bool,
-    typer.Option("--chat", help="Put what is asked into the model's chat template, as a message of a user."),
+    bool, MAIN.flag("Put what is asked into the model's chat template, as a message of a user.", "--chat")
 ]

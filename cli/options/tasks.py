@@ -9,40 +9,23 @@ from typing import Annotated
 import typer
 
 from kbitq.cli.options import files
+from kbitq.cli.options.panels import Panel
 
-PANEL = "Tasks"
+_PANEL = Panel("Tasks")
 
 Names = Annotated[
     str | None,
-    typer.Option(
-        "--tasks",
-        metavar="NAME,...",
-        rich_help_panel=PANEL,
-        show_default=False,
-        help="Tasks of the lm-evaluation-harness (pip install 'lm-eval\\[hf]') instead of a text.",
+    _PANEL.option(
+        "NAME,...", "Tasks of the lm-evaluation-harness (pip install 'lm-eval\\[hf]') instead of a text.", "--tasks"
     ),
 ]
-Shots = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=0, rich_help_panel=PANEL, show_default="the task's", help="Examples before each sample."
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, rich_help_panel=PANEL, show_default="all", help="Samples of each task to read."),
-]
+Shots = Annotated[int | None, _PANEL.option("N", "Examples before each sample.", min=0, shown="the task's")]
+Limit = Annotated[int | None, _PANEL.option("N", "Samples of each task to read.", min=1, shown="all")]
 Folder = Annotated[
     Path | None,
     files.READ,
-    typer.Option(
-        "--include-path",
-        metavar="DIR",
-        rich_help_panel=PANEL,
-        show_default=False,
-        exists=True,
-        file_okay=False,
-        help="A folder with tasks of your own, as YAML files.",
+    _PANEL.option(
+        "DIR", "A folder with tasks of your own, as YAML files.", "--include-path", exists=True, file_okay=False
     ),
 ]
 
