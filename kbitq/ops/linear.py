@@ -20,17 +20,13 @@ from kbitq.ops.gradients import Products, add_gradients, back_with_gradient, pro
 FUSED_ROWS, FUSED_ROWS_FLOAT = 16, 64
 """Rows of x up to which the CPU's fused kernel is used: where bfloat16 products are fast, and elsewhere."""
 
+_DEFAULT = fmt.DEFAULT_CODEC
 _CPU_PANEL_BYTES = 1 << 23  # stays in a cache between being decoded and being multiplied
 _CUDA_PANEL_BYTES = 1 << 28  # bounds the workspace; most weights fit in one panel
 
 
 def linear(
-    x: Tensor,
-    packed: Tensor,
-    absmax: Tensor,
-    codebook: Tensor,
-    bias: Tensor | None = None,
-    coding: str = fmt.DEFAULT_CODEC,
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None, coding: str = _DEFAULT
 ) -> Tensor:
     """y = x W^T (+ bias), W given by its quantized triple (docs/format.md section 1).
 
@@ -126,12 +122,7 @@ def _check(x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: in
 
 
 def _linear_cpu(
-    x: Tensor,
-    packed: Tensor,
-    absmax: Tensor,
-    codebook: Tensor,
-    bias: Tensor | None = None,
-    coding: str = fmt.DEFAULT_CODEC,
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None, coding: str = _DEFAULT
 ) -> Tensor:
     _check_dims(x, packed)
     cols, rows = x.shape[-1], packed.shape[0]
@@ -147,12 +138,7 @@ def _linear_cpu(
 
 
 def _linear_cuda(
-    x: Tensor,
-    packed: Tensor,
-    absmax: Tensor,
-    codebook: Tensor,
-    bias: Tensor | None = None,
-    coding: str = fmt.DEFAULT_CODEC,
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None, coding: str = _DEFAULT
 ) -> Tensor:
     _check_dims(x, packed)
     cols, rows = x.shape[-1], packed.shape[0]
@@ -168,12 +154,7 @@ def _linear_cuda(
 
 
 def _linear_fake(
-    x: Tensor,
-    packed: Tensor,
-    absmax: Tensor,
-    codebook: Tensor,
-    bias: Tensor | None = None,
-    coding: str = fmt.DEFAULT_CODEC,
+    x: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, bias: Tensor | None = None, coding: str = _DEFAULT
 ) -> Tensor:
     _check_dims(x, packed)
     return x.new_empty((*x.shape[:-1], packed.shape[0]))
@@ -188,7 +169,7 @@ def _check_grad(grad: Tensor, packed: Tensor, absmax: Tensor, cols: int, coding:
 
 
 def _linear_grad(
-    grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = fmt.DEFAULT_CODEC
+    grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = _DEFAULT
 ) -> Tensor:
     _check_grad(grad, packed, absmax, cols, coding)
     flat = grad.reshape(-1, grad.shape[-1])
@@ -200,7 +181,7 @@ def _linear_grad(
 
 
 def _linear_grad_fake(
-    grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = fmt.DEFAULT_CODEC
+    grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = _DEFAULT
 ) -> Tensor:
     _check_grad(grad, packed, absmax, cols, coding)
     return grad.new_empty((*grad.shape[:-1], cols))
@@ -218,19 +199,13 @@ def _linear_autograd(
     absmax: Tensor,
     codebook: Tensor,
     bias: Tensor | None = None,
-    coding: str = fmt.DEFAULT_CODEC,
+    coding: str = _DEFAULT,
 ) -> Tensor:
     return product_with_gradient(keyset, _PAIR, x, (packed, absmax, codebook), bias, -1, coding)
 
 
 def _linear_grad_autograd(
-    keyset: Any,
-    grad: Tensor,
-    packed: Tensor,
-    absmax: Tensor,
-    codebook: Tensor,
-    cols: int,
-    coding: str = fmt.DEFAULT_CODEC,
+    keyset: Any, grad: Tensor, packed: Tensor, absmax: Tensor, codebook: Tensor, cols: int, coding: str = _DEFAULT
 ) -> Tensor:
     return back_with_gradient(keyset, _PAIR, grad, (packed, absmax, codebook), cols, coding)
 
