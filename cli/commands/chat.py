@@ -29,9 +29,8 @@ def command(
     max_tokens: running.MaxTokens = 1000,
     temperature: running.OwnTemperature = None,
     seed: running.Seed = 0,
-    device: running.Device = "auto",
-    dtype: running.ComputeDtype = "auto",
-    trust_remote_code: running.TrustRemoteCode = False,
+    *,
+    loading: running.Loading,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -49,8 +48,8 @@ def command(
 
     check_request(system or " ", temperature or 0.0, seed)
     folder = sources.local(model)
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    speaker = load_model(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(folder, trust_remote_code=loading.trust_remote_code)
+    speaker = load_model(folder, **vars(loading))
     conversation = Conversation(speaker, tokenizer, system)
     if not conversation.has_template:
         console.note("the tokenizer has no chat template: a base model, which is given a transcript to continue")

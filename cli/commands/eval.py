@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -36,12 +35,10 @@ def command(
     window: running.Window = 512,
     windows: running.Windows = None,
     batch: running.Batch = 1,
-    device: running.Device = "auto",
-    dtype: running.ComputeDtype = "auto",
-    trust_remote_code: running.TrustRemoteCode = False,
+    *,
+    loading: running.Loading,
     save: running.Save = None,
     chat: running.UseTemplate = False,
-    *,
     wanted: task_options.Wanted,
     talk: Printing,
 ) -> None:
@@ -55,17 +52,20 @@ def command(
     from kbitq.cli import cards, evaluating, sources
     from kbitq.integrations.transformers.loading import load_model
 
+    def load(folder: Path) -> Any:
+        return load_model(folder, **vars(loading))
+
     folder = sources.local(model)
-    load = partial(load_model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    trusted = loading.trust_remote_code
     if wanted.tasks is not None:
         from kbitq.cli import tasks
 
         found = tasks.find(wanted, batch=batch, template=chat)
-        tasks.evaluate(found, folder, against and sources.local(against), load, trust=trust_remote_code, save=save)
+        tasks.evaluate(found, folder, against and sources.local(against), load, trust=trusted, save=save)
         return
     # Now: what cannot be saved, or is no text, is refused before the work.
     card = cards.before_saving(folder, text or tokens) if save else ""
-    ids = evaluating.text_ids(folder, text, trust_remote_code) if text is not None else None
+    ids = evaluating.text_ids(folder, text, trusted) if text is not None else None
     measured = load(folder)
     original = load(sources.local(against)) if against else None
     cut = evaluating.windows(measured, ids, tokens, window, windows)

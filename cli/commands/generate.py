@@ -30,10 +30,8 @@ def command(
     seed: running.Seed = 0,
     chat: running.UseTemplate = False,
     system: running.System = None,
-    device: running.Device = "auto",
-    dtype: running.ComputeDtype = "auto",
-    trust_remote_code: running.TrustRemoteCode = False,
     *,
+    loading: running.Loading,
     talk: Printing,
 ) -> None:
     """Continue a prompt: the text goes to stdout as it comes, speed and memory to stderr.
@@ -49,8 +47,8 @@ def command(
     if system is not None and not chat:
         raise typer.BadParameter("--system goes with --chat.")
     folder = sources.local(model)
-    speaker = load_model(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    speaker = load_model(folder, **vars(loading))
+    tokenizer = load_tokenizer(folder, trust_remote_code=loading.trust_remote_code)
     if not talk.json and not chat:
         console.write(prompt)
     made = generate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,6 +45,17 @@ ComputeDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     MAIN.choice("To compute in. auto: that of the model's config.", "--dtype"),
 ]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded: what ``load_model`` takes besides its folder."""
+
+    device: Device = "auto"
+    dtype: ComputeDtype = "auto"
+    trust_remote_code: TrustRemoteCode = False
+
+
 MaxTokens = Annotated[int, MAIN.option("N", "Stop after so many tokens.", min=1)]
 Temperature = Annotated[float, MAIN.option("T", "0: always the likeliest token.", min=0.0)]
 OwnTemperature = Annotated[

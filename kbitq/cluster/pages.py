@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kbitq.checkpoint.output.file_writer import writing
+from kbitq.checkpoint.output.file_writer import write_all, writing
 from kbitq.errors import CheckpointError
 
 
@@ -52,11 +52,8 @@ class SharedFile:
 
     def write_at(self, offset: int, data: memoryview | bytes) -> None:
         """Write all of ``data`` at byte ``offset``."""
-        view = memoryview(data)
         with writing(self.path):
-            while view:
-                count = os.pwrite(self._fd, view, offset)
-                view, offset = view[count:], offset + count
+            write_all(self._fd, data, offset)
 
     def sync(self) -> None:
         """Return when everything written is on the disk."""

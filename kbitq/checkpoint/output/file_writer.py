@@ -29,6 +29,14 @@ def writing(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
+def write_all(fd: int, data: memoryview | bytes, offset: int) -> None:
+    """Write all of ``data`` at byte ``offset`` of an open file: the system may take less at a time."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
 class FileWriter:
     """A file of a size known beforehand, its room reserved at once, filled at any offsets in any order."""
 
@@ -51,11 +59,8 @@ class FileWriter:
     def write(self, offset: int, data: torch.Tensor | bytes) -> None:
         """Write all of ``data`` (contiguous, on the CPU) at byte ``offset``."""
         flat = data.reshape(-1).view(torch.uint8).numpy() if isinstance(data, torch.Tensor) else data
-        view = memoryview(flat)  # type: ignore[arg-type]
         with writing(self.path):
-            while view:
-                count = os.pwrite(self._fd, view, offset)
-                view, offset = view[count:], offset + count
+            write_all(self._fd, memoryview(flat), offset)  # type: ignore[arg-type]
 
     def sync(self) -> None:
         """Return when everything written is on the disk."""

@@ -31,7 +31,7 @@ def resolve(checkpoint: Checkpoint) -> dict[str, str]:
         decoded[weight.stored[0]] = _tensor(weight, parts)
         dropped.update((part.name, f"folded into {weight.name}") for part in parts)
     tensors: dict[str, SourceTensor] = {}
-    for name, tensor in checkpoint.tensors.items():  # a weight takes the place of the largest tensor that it is made of
+    for name, tensor in checkpoint.tensors.items():  # a weight takes the place of its codes
         if name in decoded:
             tensors[decoded[name].name] = decoded[name]
         elif name not in dropped:

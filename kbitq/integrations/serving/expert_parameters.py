@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,34 @@ from kbitq.integrations.serving.matrix import fixed, waiting
 from kbitq.integrations.serving.names import StoredNames
 
 STEMS = ("w13_weight", "w2_weight")
+
+
+class ExpertsLoading(ABC):
+    """How a server's method for experts makes room for them. It stands before the server's own class of methods."""
+
+    stored: StoredNames
+    prefix: str
+
+    @abstractmethod
+    def shares(self, layer: Any) -> tuple[int, int]:
+        """The number of devices that every expert is cut for, and which of them this is."""
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Give the layer empty parameters that take what the files have of its experts, and ``kbitq_dtype``."""
+        devices, rank = self.shares(layer)
+        sizes = num_experts, hidden_size, intermediate_size_per_partition, devices
+        arriving = ArrivingExperts(self.prefix, *sizes, self.stored.codecs)
+        local_id = layer._map_global_expert_id_to_local_expert_id
+        register(layer, self.stored, arriving, rank, local_id, params_dtype)
+        layer.kbitq_dtype = params_dtype
 
 
 def register(

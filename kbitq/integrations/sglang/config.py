@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,51 +11,15 @@ from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from kbitq.format import QUANT_METHOD
-from kbitq.integrations.serving.names import StoredNames
+from kbitq.integrations.serving.config import ServedConfig
 from kbitq.integrations.sglang.methods import KbitqExpertsMethod, KbitqLinearMethod, KbitqVocabularyMethod
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Where a model does not say what it fuses."""
 
 
-class KbitqSglangConfig(QuantizationConfig):
-    """A folder that kbitq wrote. SGLang does not say where it lies, so its config tells what is kept.
-
-    Args:
-        config: its ``quantization_config``.
-
-    Raises:
-        FormatError: the config is of a format that this kbitq does not know.
-        CodecError: it names a codec that this kbitq does not have.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.stored = StoredNames.of(config)
-
-    def get_name(self) -> str:
-        """``kbitq``."""
-        return QUANT_METHOD
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Those that the operators multiply in."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """Of a GPU: 8.0, for which kbitq has fused kernels."""
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None: it stands in config.json."""
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> KbitqSglangConfig:
-        """From the ``quantization_config`` of config.json."""
-        return cls(config)
+class KbitqSglangConfig(ServedConfig, QuantizationConfig):
+    """A folder that kbitq wrote. SGLang does not say where it lies, so its config tells what is kept."""
 
     def get_scaled_act_names(self) -> list[str]:
         """None."""

@@ -52,7 +52,7 @@ class KbitqVocabularyMethod(PackedVocabulary, QuantizeMethodBase):
         held.kbitq_tied = True
 
 
-class KbitqExpertsMethod(FusedMoEMethodBase):
+class KbitqExpertsMethod(expert_parameters.ExpertsLoading, FusedMoEMethodBase):
     """Of a layer's experts.
 
     Args:
@@ -64,21 +64,9 @@ class KbitqExpertsMethod(FusedMoEMethodBase):
         super().__init__()
         self.stored, self.prefix = stored, prefix
 
-    def create_weights(
-        self,
-        layer: Any,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Give the layer empty parameters that take what the files have of its experts."""
-        sizes = num_experts, hidden_size, intermediate_size_per_partition, layer.moe_tp_size
-        arriving = experts.ArrivingExperts(self.prefix, *sizes, self.stored.codecs)
-        local_id = layer._map_global_expert_id_to_local_expert_id
-        expert_parameters.register(layer, self.stored, arriving, layer.moe_tp_rank, local_id, params_dtype)
-        layer.kbitq_dtype = params_dtype
+    def shares(self, layer: Any) -> tuple[int, int]:
+        """The number of devices that every expert is cut for, and which of them this is."""
+        return layer.moe_tp_size, layer.moe_tp_rank
 
     def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
         """Keep how the experts are run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-from kbitq.format import QUANT_METHOD
+from kbitq.integrations.serving.config import ServedConfig
 from kbitq.integrations.serving.names import StoredNames, apart
 from kbitq.integrations.vllm.methods import KbitqExpertsMethod, KbitqLinearMethod, KbitqVocabularyMethod
 
@@ -23,48 +22,11 @@ _PREPARED = ("sharded_state", "runai_streamer_sharded", "tensorizer", "ipc_cache
 """Load formats of weights that vLLM has saved after it had prepared them."""
 
 
-class KbitqVllmConfig(QuantizationConfig):
-    """A folder that kbitq wrote.
-
-    Args:
-        config: its ``quantization_config``.
-
-    Raises:
-        FormatError: the config is of a format that this kbitq does not know.
-        CodecError: it names a codec that this kbitq does not have.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.config = config
-        self.stored = StoredNames.of(config)
+class KbitqVllmConfig(ServedConfig, QuantizationConfig):
+    """A folder that kbitq wrote, for vLLM."""
 
     def __repr__(self) -> str:
         return f"KbitqVllmConfig(k={self.config.get('k')}, codecs={list(self.stored.codecs)})"
-
-    @classmethod
-    def get_name(cls) -> str:
-        """``kbitq``."""
-        return QUANT_METHOD
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Those that the operators multiply in."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """Of a GPU: 8.0, for which kbitq has fused kernels."""
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None: it stands in config.json."""
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> KbitqVllmConfig:
-        """From the ``quantization_config`` of config.json."""
-        return cls(config)
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Read the names of the folder's tensors, on the disk or on the Hub."""

@@ -46,7 +46,7 @@ class KbitqVocabularyMethod(PackedVocabulary, QuantizeMethodBase):
             layer.register_parameter("weight", fixed(torch.empty(0, dtype=layer.kbitq_dtype, device=device)))
 
 
-class KbitqExpertsMethod(FusedMoEMethodBase):
+class KbitqExpertsMethod(expert_parameters.ExpertsLoading, FusedMoEMethodBase):
     """Of a layer's experts.
 
     Args:
@@ -76,21 +76,9 @@ class KbitqExpertsMethod(FusedMoEMethodBase):
         """None: that is for vLLM's own kernels."""
         return
 
-    def create_weights(
-        self,
-        layer: Any,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Give the layer empty parameters that take what the files have of its experts."""
-        moe, inner = self.moe, intermediate_size_per_partition
-        sizes = num_experts, hidden_size, inner, max(moe.tp_size, 1)
-        arriving = experts.ArrivingExperts(self.prefix, *sizes, self.stored.codecs)
-        local_id = layer._map_global_expert_id_to_local_expert_id
-        expert_parameters.register(layer, self.stored, arriving, moe.tp_rank, local_id, params_dtype)
+    def shares(self, layer: Any) -> tuple[int, int]:
+        """The number of devices that every expert is cut for, and which of them this is."""
+        return max(self.moe.tp_size, 1), self.moe.tp_rank
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace what has arrived by stacks that one operator multiplies by."""
