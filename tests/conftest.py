@@ -59,10 +59,10 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     if request.param not in _C.simd_levels():
         pytest.skip(f"SIMD: this CPU has {', '.join(_C.simd_levels())}")
-    before = _C.simd()
-    _C.set_simd(request.param)
-    yield "cpu"
-    _C.set_simd(before)
+    from helpers.simd import at_level
+
+    with at_level(request.param):
+        yield "cpu"
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from kbitq.cli.console import console
 from kbitq.cli.options import arguments, checking, parsing
 from kbitq.cli.options.printing import Printing
 from kbitq.cli.options.signature import spread
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EPILOG = parsing.examples(
     "kbitq verify ./llama-k4",
@@ -33,12 +38,7 @@ def command(
     Exit code 1 and a line for each problem if there is one.
     """
     console.begin(**vars(talk))
-    if source is None and importance is not None:
-        raise typer.BadParameter("--importance is for making tensors again with --source, which is missing.")
-    if source is None and (full or sample is not None):
-        raise typer.BadParameter("--full and --sample say how much to compare with --source, which is missing.")
-    if full and sample is not None:
-        raise typer.BadParameter("--full and --sample exclude each other.")
+    _check(source, importance, full=full, sample=sample)
     from kbitq import checkpoint
     from kbitq.cli import sources
     from kbitq.cli.views import verification
@@ -51,3 +51,13 @@ def command(
     with console.progress("verifying") as progress:
         report = checkpoint.verify(target, original, importance=importance, progress=progress, **how)
     verification.show(path, report)
+
+
+def _check(source: Path | None, importance: Path | None, *, full: bool, sample: int | None) -> None:
+    """A usage error for options that say how to compare with a source, where there is none."""
+    if source is None and importance is not None:
+        raise typer.BadParameter("--importance is for making tensors again with --source, which is missing.")
+    if source is None and (full or sample is not None):
+        raise typer.BadParameter("--full and --sample say how much to compare with --source, which is missing.")
+    if full and sample is not None:
+        raise typer.BadParameter("--full and --sample exclude each other.")

@@ -15,11 +15,7 @@ Reference = Annotated[
     MAIN.path("SOURCE", "A model to compare the predictions with, usually the unquantized one.", "--against"),
 ]
 TextFile = Annotated[Path | None, files.READ, MAIN.file("A text in UTF-8.", "--text")]
-TokenFile = Annotated[
-    Path | None,
-    files.READ,
-    MAIN.file("Token ids, little-endian uint16 or uint32.", "--tokens"),
-]
+TokenFile = Annotated[Path | None, files.READ, MAIN.file("Token ids, little-endian uint16 or uint32.", "--tokens")]
 Window = Annotated[int, MAIN.option("N", "Tokens read together.", min=2)]
 Windows = Annotated[int | None, MAIN.option("N", "How many windows of the text to read.", min=1, shown="all")]
 Save = Annotated[

@@ -70,9 +70,10 @@ def replace_linears(
         BudgetError: the smallest K take more than ``bpw``.
     """
     refuse_unknown("replace_linears", unknown, OPTIONS)
-    options = quantize_options(
-        k, scale, codebook, codec, scale_block, bpw, rules, importance, calibration, include, exclude, keep_embeddings
-    )
+    given = (
+        k, scale, codebook, codec, scale_block, bpw, rules, importance, calibration, include, exclude, keep_embeddings,
+    )  # fmt: skip
+    options = quantize_options(**dict(zip(OPTIONS, given, strict=True)))
     weights = list(_weights(model))
     if not weights:
         raise SelectionError("nothing to replace: the model has no linear layer")

@@ -31,23 +31,10 @@ _COMMAND_ONLY = ("size", "only", "kl", "on_nonfinite", "max_memory", "min_covera
 """Options of ``kbitq quantize`` that are about files, or that there is another option for here."""
 
 
-def quantize_options(
-    k: int | None = None,
-    scale: str = "mse",
-    codebook: Any = "optimal",
-    codec: str = fmt.DEFAULT_CODEC,
-    scale_block: int | None = None,
-    bpw: float | None = None,
-    rules: Sequence[str | TensorRule] = (),
-    importance: str | os.PathLike[str] | None = None,
-    calibration: str | os.PathLike[str] | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    keep_embeddings: bool = True,
-) -> QuantizeOptions:
+def quantize_options(**given: Any) -> QuantizeOptions:
     """What is to be done, as ``kbitq quantize`` would be told; without ``k`` and ``bpw`` K is 4.
 
-    ``codebook`` may be levels too, which become a tuple.
+    ``given``: all of :data:`OPTIONS`, by name. ``codebook`` may be levels too, which become a tuple.
 
     Raises:
         OptionError: an option does not take its value, or two do not go together.
@@ -55,24 +42,25 @@ def quantize_options(
         CodebookError: the codebook is not 2^k ascending finite levels.
         BudgetError: no number of bits a weight.
     """
-    name = _checked_codec(codec, scale_block, bpw)
-    bits = _checked_k(k, bpw, name)
-    levels = _checked_levels(codebook, bits, name)
-    if importance is not None and calibration is not None:
+    bpw = given["bpw"]
+    name = _checked_codec(given["codec"], given["scale_block"], bpw)
+    bits = _checked_k(given["k"], bpw, name)
+    levels = _checked_levels(given[_LEVELS], bits, name)
+    if given["importance"] is not None and given["calibration"] is not None:
         raise OptionError(
             "importance and calibration do not go together: error feedback has weights of its own",
             argument="importance",
         )
     return QuantizeOptions(
         bits,
-        _checked_scale(scale),
+        _checked_scale(given["scale"]),
         levels,
-        checked_names("include", include),
-        checked_names("exclude", exclude),
-        keep_embeddings=checked_switch("keep_embeddings", keep_embeddings),
-        rules=_checked_rules(rules),
-        importance=_checked_path("importance", importance),
-        calibration=_checked_path("calibration", calibration),
+        checked_names("include", given["include"]),
+        checked_names("exclude", given["exclude"]),
+        keep_embeddings=checked_switch("keep_embeddings", given["keep_embeddings"]),
+        rules=_checked_rules(given["rules"]),
+        importance=_checked_path("importance", given["importance"]),
+        calibration=_checked_path("calibration", given["calibration"]),
         budget=None if bpw is None else Budget(bpw=bpw),
         codec=name,
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from helpers.small_models import auto_class, make_model, save_tokenizer
+from helpers.small_models import auto_class, make_model, save_with_tokenizer
 from kbitq.calibration import collect
 from kbitq.calibration.calibrate import Options, calibrate
 from kbitq.calibration.collect import Collector, NotSharedError, Sums
@@ -28,9 +28,7 @@ OPTIONS = Options(samples=4, length=32, device="cpu")
 
 
 def save(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    make_model(kind, dtype=dtype).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_with_tokenizer(make_model(kind, dtype=dtype), folder)
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +41,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[kind]
 
     return model
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog, and 31 others look on! " * 20)
-    return path
 
 
 def inputs_of_linears(folder: Path, kind: str, windows: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from helpers.small_models import make_model, save_tokenizer
+from helpers.small_models import make_model, save_with_tokenizer
 from kbitq.calibration import calibrate as job
 from kbitq.calibration.calibrate import Options, calibrate
 from kbitq.calibration.layers import Activations, LayerRun
@@ -31,19 +31,9 @@ def by_layers(kind: str, max_memory: int | None = None) -> Options:
 @pytest.fixture
 def model(tmp_path: Path) -> Callable[..., Path]:
     def make(kind: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Path:
-        folder = tmp_path / kind
-        make_model(kind, dtype=dtype).save_pretrained(folder, **options)
-        save_tokenizer(folder)
-        return folder
+        return save_with_tokenizer(make_model(kind, dtype=dtype), tmp_path / kind, **options)
 
     return make
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog, and 31 others look on! " * 20)
-    return path
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from helpers.small_models import make_model, save_tokenizer
+from helpers.small_models import make_model, save_with_tokenizer
 from kbitq.calibration.calibrate import Options, calibrate
 from kbitq.calibration.collect import Collector
 from kbitq.calibration.statistics import Statistics
@@ -22,18 +22,8 @@ OPTIONS = Options(samples=4, length=32, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog, and 31 others look on! " * 20)
-    return path
-
-
-@pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt2") / "gpt2"
-    make_model("gpt2", dtype=torch.float32).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_with_tokenizer(make_model("gpt2", dtype=torch.float32), tmp_path_factory.mktemp("gpt2") / "gpt2")
 
 
 def gpt_oss() -> Any:

@@ -4,8 +4,9 @@
 """
 
 import json
-import struct
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kbitq
-from helpers.checkpoints import bytes_of, gaussian, read_header, write_folder
+from helpers.checkpoints import bytes_of, gaussian, raw_file, read_header, write_folder
 from helpers.fuzzing import answered, many, mutated, shaken, values
 from helpers.gguf_file import f32, finite_blocks, gguf_bytes
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run, verify
@@ -73,11 +74,16 @@ def everything(folder: Path) -> None:
         answered(call)
 
 
+@contextmanager
+def for_a_while(files: dict[str, bytes]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as place:
+        yield laid_out(Path(place) / "q", files)
+
+
 @many
 @given(data=st.data())
 def test_headers_nearly_right(quantized: dict[str, bytes], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = laid_out(Path(place) / "q", quantized)
+    with for_a_while(quantized) as folder:
         path = folder / data.draw(st.sampled_from(sorted(n for n in quantized if n.endswith(".safetensors"))))
         text, header, body = read_header(path)
         if data.draw(st.booleans()):
@@ -85,16 +91,14 @@ def test_headers_nearly_right(quantized: dict[str, bytes], data: st.DataObject) 
             meta["kbitq"] = json.dumps(mutated(data, json.loads(meta["kbitq"])))
         else:
             header = mutated(data, header)
-        text = json.dumps(header).encode() if data.draw(st.integers(0, 3)) else shaken(data, text)
-        path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+        raw_file(path, json.dumps(header).encode() if data.draw(st.integers(0, 3)) else shaken(data, text), body)
         everything(folder)
 
 
 @many
 @given(data=st.data())
 def test_json_files_nearly_right(quantized: dict[str, bytes], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = laid_out(Path(place) / "q", quantized)
+    with for_a_while(quantized) as folder:
         path = folder / data.draw(st.sampled_from(["config.json", "model.safetensors.index.json", "SHA256SUMS"]))
         raw = path.read_bytes()
         if path.suffix == ".json" and data.draw(st.integers(0, 3)):

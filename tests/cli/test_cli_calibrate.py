@@ -8,22 +8,12 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from helpers.program import Kbitq
-from helpers.small_models import make_model, save_tokenizer
+from helpers.small_models import make_model, save_with_tokenizer
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    make_model("llama").save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog. " * 20)
-    return path
+    return save_with_tokenizer(make_model("llama"), tmp_path_factory.mktemp("models") / "llama")
 
 
 @pytest.fixture

@@ -140,47 +140,16 @@ def no_safetensors(folder: Path) -> Path:
     return folder / "plain"
 
 
-def pickle_file(folder: Path) -> Path:
-    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04\x00\x00\x08\x08" + bytes(100))
-    return folder / "pytorch_model.bin"
+def a_file(path: str, content: bytes) -> Callable[[Path], Path]:
+    """Makes a file of such content; the checkpoint is the first part of its path."""
 
+    def make(folder: Path) -> Path:
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(content)
+        return folder / Path(path).parts[0]
 
-def gguf(folder: Path) -> Path:
-    (folder / "model.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(100))
-    return folder / "model.gguf"
-
-
-def onnx(folder: Path) -> Path:
-    (folder / "model.onnx").write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + bytes(100))
-    return folder / "model.onnx"
-
-
-def keras(folder: Path) -> Path:
-    (folder / "model.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    return folder / "model.h5"
-
-
-def tflite(folder: Path) -> Path:
-    (folder / "model.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
-    return folder / "model.tflite"
-
-
-def only_gguf(folder: Path) -> Path:
-    (folder / "ggufs").mkdir()
-    (folder / "ggufs" / "model-q4.gguf").write_bytes(b"GGUF")
-    return folder / "ggufs"
-
-
-def only_onnx(folder: Path) -> Path:
-    (folder / "onnx").mkdir()
-    (folder / "onnx" / "model.onnx").write_bytes(b"\x08")
-    return folder / "onnx"
-
-
-def only_pickles(folder: Path) -> Path:
-    (folder / "pickled").mkdir()
-    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
-    return folder / "pickled"
+    make.__name__ = path.translate(str.maketrans("./", "__"))
+    return make
 
 
 def nothing_to_quantize(folder: Path) -> Path:
@@ -205,14 +174,14 @@ BROKEN: dict[Callable[[Path], Path], tuple[str, ...]] = {
     duplicate_names: ("sharded", UP_PROJ, "both"),
     nan: ("nan.safetensors", UP_PROJ, "2", "first"),
     no_safetensors: ("plain", "no safetensors file"),
-    pickle_file: ("pytorch_model.bin", "pickle", "refused"),
-    gguf: ("model.gguf", "holds no tensors"),
-    onnx: ("model.onnx", "is an ONNX model"),
-    keras: ("model.h5", "HDF5"),
-    tflite: ("model.tflite", "TensorFlow Lite"),
-    only_gguf: ("ggufs", "model-q4.gguf is not a GGUF file", "download"),
-    only_onnx: ("onnx", "no safetensors file", "model.onnx is an ONNX model"),
-    only_pickles: ("pickled", "pytorch_model.bin", "refused"),
+    a_file("pytorch_model.bin", b"PK\x03\x04\x00\x00\x08\x08" + bytes(100)): ("pytorch_model.bin", "pickle", "refused"),
+    a_file("model.gguf", b"GGUF\3\0\0\0" + bytes(100)): ("model.gguf", "holds no tensors"),
+    a_file("model.onnx", b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + bytes(100)): ("model.onnx", "is an ONNX model"),
+    a_file("model.h5", b"\x89HDF\r\n\x1a\n" + bytes(100)): ("model.h5", "HDF5"),
+    a_file("model.tflite", b"\x1c\0\0\0TFL3" + bytes(100)): ("model.tflite", "TensorFlow Lite"),
+    a_file("ggufs/model-q4.gguf", b"GGUF"): ("ggufs", "model-q4.gguf is not a GGUF file", "download"),
+    a_file("onnx/model.onnx", b"\x08"): ("onnx", "no safetensors file", "model.onnx is an ONNX model"),
+    a_file("pickled/pytorch_model.bin", b"\x80\x02}q\x00."): ("pickled", "pytorch_model.bin", "refused"),
     nothing_to_quantize: ("norms.safetensors", "no tensor would be quantized"),
 }
 

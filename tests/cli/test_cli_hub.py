@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fake_hub import FakeHub, HostedRepo, commit_of
+from helpers.fake_hub import FakeHub, commit_of, hosting
 from helpers.program import Kbitq, Result, spawn
 
 
 @pytest.fixture
 def hub(tiny: Path) -> Iterator[FakeHub]:
     """A server that has the repository someone/tiny."""
-    server = FakeHub()
-    server.repos["someone/tiny"] = HostedRepo({"model.safetensors": tiny.read_bytes(), "config.json": b"{}"})
-    yield server
-    server.close()
+    with hosting("someone/tiny", tiny) as server:
+        yield server
 
 
 def run_on(hub: FakeHub, folder: Path, *arguments: object) -> Result:

@@ -14,32 +14,10 @@ from helpers.small_models import save_tokenizer
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-@pytest.fixture(scope="module")
-def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4, vocab_size=97,
-        max_position_embeddings=128, initializer_range=0.2, eos_token_id=0, bos_token_id=0,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("language-model")
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
 @pytest.fixture
 def packed(language_model: Path, kbitq: Kbitq, tmp_path: Path) -> Path:
     assert kbitq("quantize", language_model, "--k", 3, "-o", tmp_path / "k3", "--quiet").code == 0
     return tmp_path / "k3"
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog. " * 20)
-    return path
 
 
 def test_eval_saves_its_result(packed: Path, text: Path, language_model: Path, kbitq: Kbitq) -> None:

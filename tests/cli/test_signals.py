@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from helpers import fresh
-from helpers.fake_hub import FakeHub, HostedRepo
+from helpers.checkpoints import save_random
+from helpers.fake_hub import FakeHub, hosting
 from helpers.program import Kbitq
 from kbitq.checkpoint.output.staging import leftovers, remove_leftovers, working_folders
 
@@ -85,10 +84,7 @@ class Running:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Enough tensors that reading them slowly takes seconds."""
-    draw = np.random.default_rng(0)
-    path = tmp_path / "source.safetensors"
-    save_file({f"layers.{i}.up.weight": draw.standard_normal((128, 64), dtype=np.float32) for i in range(200)}, path)
-    return path
+    return save_random(tmp_path / "source.safetensors", {f"layers.{i}.up.weight": (128, 64) for i in range(200)})
 
 
 @pytest.fixture
@@ -144,12 +140,9 @@ def test_the_others_end_with_a_sentence(command: str, name: str, source: Path, m
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    from helpers.small_models import make_model, save_tokenizer
+    from helpers.small_models import make_model, save_with_tokenizer
 
-    folder = tmp_path_factory.mktemp("model")
-    make_model("llama").save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_with_tokenizer(make_model("llama"), tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.slow
@@ -172,10 +165,8 @@ def test_running_a_model_ends_with_a_sentence(command: str, name: str, model: Pa
 
 @pytest.fixture
 def hub(source: Path) -> Iterator[FakeHub]:
-    server = FakeHub()
-    server.repos["someone/some"] = HostedRepo({"model.safetensors": source.read_bytes(), "config.json": b"{}"})
-    yield server
-    server.close()
+    with hosting("someone/some", source) as server:
+        yield server
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

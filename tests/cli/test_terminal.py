@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from helpers import fresh
+from helpers.checkpoints import save_random
 from helpers.program import PROGRAM, Kbitq, spawn
 from kbitq.checkpoint import Progress
 from kbitq.cli.views import progress
@@ -32,19 +33,13 @@ LONG = "model.language_model.layers.{}.block_sparse_moe.experts.17.gate_and_up_p
 @pytest.fixture
 def long_names(tmp_path: Path) -> Path:
     """A checkpoint whose tensor names are wider than a terminal."""
-    draw = np.random.default_rng(0)
-    path = tmp_path / "long.safetensors"
-    save_file({LONG.format(i): draw.standard_normal((96, 96), dtype=np.float32) for i in range(12)}, path)
-    return path
+    return save_random(tmp_path / "long.safetensors", {LONG.format(i): (96, 96) for i in range(12)})
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
     """A checkpoint that takes seconds at K=8 with the scalar code."""
-    draw = np.random.default_rng(0)
-    path = tmp_path / "slow.safetensors"
-    save_file({f"layers.{i}.up.weight": draw.standard_normal((1024, 1024), dtype=np.float32) for i in range(16)}, path)
-    return path
+    return save_random(tmp_path / "slow.safetensors", {f"layers.{i}.up.weight": (1024, 1024) for i in range(16)})
 
 
 SLOWLY = {**os.environ, "KBITQ_SIMD": "scalar", "TERM": "xterm", "NO_COLOR": "1"}

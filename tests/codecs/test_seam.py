@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import kbitq
+from helpers.codecs import registered
 from kbitq import format as fmt
 from kbitq._core import core
 from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, inspect, plan_quantize, run, verify
@@ -99,10 +100,8 @@ DTYPES = (torch.float32, torch.int8)
 
 @pytest.fixture(autouse=True)
 def toy() -> Iterator[Toy]:
-    codec = Toy()
-    base.register(codec)
-    yield codec
-    base.unregister(codec.name)
+    with registered(Toy()) as codec:
+        yield codec
 
 
 @pytest.fixture
@@ -172,9 +171,10 @@ def test_tiles_of_any_size_give_the_same_bytes(source: Path, tmp_path: Path, mon
         assert (tmp_path / f"{tile}.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
+HERE = Path(__file__).parent
 KILLED = """
 import os, sys
-sys.path.insert(0, {here!r})
+sys.path = [{here!r}, *sys.path, {tests!r}]
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs import base
 from kbitq.checkpoint import run
@@ -196,7 +196,7 @@ run(plan_of(Path({source!r}), Path({out!r})), progress)
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "killed.safetensors"
-    program = KILLED.format(here=str(Path(__file__).parent), source=str(source), out=str(out))
+    program = KILLED.format(here=str(HERE), tests=str(HERE.parent), source=str(source), out=str(out))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     partial = tmp_path / f".{out.name}.kbitq-partial"

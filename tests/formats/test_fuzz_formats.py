@@ -1,8 +1,9 @@
 """Fuzzing: whatever checkpoints of other tools' formats say, the answer is a result or a sentence."""
 
 import json
-import struct
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from formats.reading import decoded, write_folder
-from helpers.checkpoints import read_header
+from helpers.checkpoints import raw_file, read_header
 from helpers.fuzzing import answered, few, mutated, shaken
 from helpers.gguf_file import f32, finite_blocks, gguf_bytes
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
@@ -20,14 +21,17 @@ DATA = Path(__file__).parent / "data"
 FORMATS = sorted(path.stem for path in DATA.glob("*.safetensors"))
 
 
-def honest(place: Path, name: str, draw: st.DataObject) -> Path:
-    """The folder of one of a format's fixtures."""
+@contextmanager
+def honest(name: str, draw: st.DataObject) -> Iterator[Path]:
+    """The one file of weights in a folder of one of a format's fixtures."""
     with safe_open(DATA / f"{name}.safetensors", framework="pt") as file:
         cases = list(json.loads(file.metadata()["cases"]).values())
         number = draw.draw(st.integers(0, len(cases) - 1))
         mine = [key for key in file.keys() if key.startswith(f"{number}|")]  # noqa: SIM118 - not a mapping
         tensors = {key.partition("|")[2]: file.get_tensor(key) for key in mine}
-    return write_folder(place / "m", tensors, cases[number]["config"], cases[number]["metadata"])
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_folder(Path(place) / "m", tensors, cases[number]["config"], cases[number]["metadata"])
+        yield folder / "model.safetensors"
 
 
 def everything(source: Path) -> None:
@@ -85,13 +89,10 @@ def test_gguf_files_nearly_right(data: st.DataObject) -> None:
 @few
 @given(data=st.data())
 def test_headers_nearly_right(name: str, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = honest(Path(place), name, data)
-        path = folder / "model.safetensors"
+    with honest(name, data) as path:
         _, header, body = read_header(path)
-        text = json.dumps(mutated(data, header)).encode()
-        path.write_bytes(struct.pack("<Q", len(text)) + text + body)
-        everything(folder)
+        raw_file(path, json.dumps(mutated(data, header)).encode(), body)
+        everything(path.parent)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -99,15 +100,12 @@ def test_headers_nearly_right(name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_values_and_configs_nearly_right(name: str, data: st.DataObject) -> None:
     """Some tensors steer decoding: states, shapes, group indices."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = honest(Path(place), name, data)
-        path = folder / "model.safetensors"
-        text, _, body = read_header(path)
+    with honest(name, data) as path:
         if data.draw(st.booleans()):
+            text, _, body = read_header(path)
             changed = shaken(data, body)
-            body = changed + bytes(len(body) - len(changed))
-            path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+            raw_file(path, text, changed + bytes(len(body) - len(changed)))
         else:
-            config = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps(mutated(data, config)))
-        everything(folder)
+            config = path.with_name("config.json")
+            config.write_text(json.dumps(mutated(data, json.loads(config.read_text()))))
+        everything(path.parent)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers.gguf_file import BLOCKS, digest, finite_blocks, random_blocks
+from helpers.simd import at_level
 from kbitq import functional
 from kbitq._core import core
 from kbitq.format.ggml_types import BY_NAME
@@ -27,10 +28,8 @@ def decoded(kind, raw, dtype=torch.float32):
 
 @pytest.fixture(params=LEVELS)
 def level(request):
-    before = core.simd()
-    core.set_simd(request.param)
-    yield request.param
-    core.set_simd(before)
+    with at_level(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

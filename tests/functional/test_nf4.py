@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.simd import at_level
 from kbitq import functional
 from kbitq._core import core
 from kbitq.codecs.nested_scales import dynamic_map
@@ -43,10 +44,8 @@ def digest(*tensors: torch.Tensor | None) -> str:
 
 @pytest.fixture(params=core.simd_levels())
 def simd(request):
-    before = core.simd()
-    core.set_simd(request.param)
-    yield request.param
-    core.set_simd(before)
+    with at_level(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("dtype, shape, block, nested, stored, decoded", BITSANDBYTES)

@@ -16,6 +16,13 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) ->
     return torch.from_numpy(values).to(dtype)
 
 
+def save_random(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Path:
+    """A file of float32 tensors, standard normal."""
+    draw = np.random.default_rng(0)
+    save_file({n: torch.from_numpy(draw.standard_normal(s, dtype=np.float32)) for n, s in shapes.items()}, path)
+    return path
+
+
 def model_tensors() -> dict[str, torch.Tensor]:
     """What a small transformer has: every kind of verdict occurs."""
     return {
@@ -86,6 +93,18 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Any], bytes]:
     raw = path.read_bytes()
     length = struct.unpack("<Q", raw[:8])[0]
     return raw[8 : 8 + length], json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+class Interrupting:
+    """A progress callback that is Ctrl-C at its ``last`` call, if there is such a one."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.calls, self._last = 0, last
+
+    def __call__(self, progress: object) -> None:
+        self.calls += 1
+        if self.calls == self._last:
+            raise KeyboardInterrupt
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -10,8 +10,11 @@ import base64
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 CUT = -1
@@ -275,6 +278,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 CARD = "---\nlicense: mit\nlanguage:\n- en\ntags:\n- tiny\n---\n# Tiny\n"
+
+
+@contextmanager
+def hosting(name: str, weights: Path) -> Iterator[FakeHub]:
+    """A server that has one repository, of this file and an empty config."""
+    server = FakeHub()
+    server.repos[name] = HostedRepo({"model.safetensors": weights.read_bytes(), "config.json": b"{}"})
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def tiny_repo() -> HostedRepo:

@@ -104,6 +104,13 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def save_with_tokenizer(model: Any, folder: Path, **options: Any) -> Path:
+    """Save a model and the tokenizer of single characters; the folder."""
+    model.save_pretrained(folder, **options)
+    save_tokenizer(folder)
+    return folder
+
+
 def load_complete(kind: str, folder: Path, **options: Any) -> Any:
     """A model of a quantized folder: nothing is missing or left over, and no packed weight has a gradient."""
     from kbitq.nn.packed import PackedModule

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import kbitq
+from helpers.codecs import registered
 from helpers.small_models import auto_class, outputs
 from helpers.small_models import load_complete as load
 from helpers.tolerances import LOGITS, relative_error
 from kbitq.checkpoint import dequantize_checkpoint
-from kbitq.codecs import base
 from kbitq.codecs.base import Part, Request, SpanLike
 from kbitq.errors import FormatError
 from kbitq.format import is_fused_experts
@@ -102,10 +102,8 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def stepped() -> Iterator[Stepped]:
-    codec = Stepped()
-    base.register(codec)
-    yield codec
-    base.unregister(codec.name)
+    with registered(Stepped()) as codec:
+        yield codec
 
 
 def modules(model: torch.nn.Module, kind: type) -> list[Any]:

@@ -125,15 +125,27 @@ def test_base_model_of_a_causal_folder_and_back(folders, tmp_path) -> None:
     assert torch.equal(up.weight_packed, whole.model.layers[0].mlp.up_proj.weight_packed)
 
 
+def saved_as(like: Path, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write a folder with these tensors and the config of another."""
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text((like / "config.json").read_text())
+
+
+def mixed(most: Path, others: Path, part: str, place: Path) -> Path:
+    """A folder with the tensors of ``most``, those with ``part`` in their names of ``others``; no config."""
+    a, b = (load_file(folder / "model.safetensors") for folder in (most, others))
+    folder = place / "mixed"
+    folder.mkdir()
+    tensors = {name: (b if part in name else a)[name] for name in a}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def test_mixed_k(folders, tmp_path) -> None:
     """Two K in one folder, as a bit budget gives."""
     _, three = folders("llama", 3)
     _, five = folders("llama", 5)
-    a, b = load_file(three / "model.safetensors"), load_file(five / "model.safetensors")
-    mixed = {n: (b if "down_proj" in n else a)[n] for n in a}
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    save_file(mixed, folder / "model.safetensors", metadata={"format": "pt"})
+    folder = mixed(three, five, "down_proj", tmp_path)
     config = json.loads((three / "config.json").read_text())
     config["quantization_config"]["overrides"] = {f"model.layers.{i}.mlp.down_proj": {"k": 5} for i in range(2)}
     (folder / "config.json").write_text(json.dumps(config))
@@ -145,11 +157,7 @@ def test_mixed_k(folders, tmp_path) -> None:
 def test_experts_of_different_k_are_decoded(folders, tmp_path) -> None:
     _, three = folders("moe", 3)
     _, five = folders("moe", 5)
-    a, b = load_file(three / "model.safetensors"), load_file(five / "model.safetensors")
-    mixed = {n: (b if "layers.1.mlp.experts.2.up_proj" in n else a)[n] for n in a}
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    save_file(mixed, folder / "model.safetensors", metadata={"format": "pt"})
+    folder = mixed(three, five, "layers.1.mlp.experts.2.up_proj", tmp_path)
     (folder / "config.json").write_text((three / "config.json").read_text())
     model = load("moe", folder)
     assert isinstance(model.model.layers[0].mlp.experts, KbitExperts)
@@ -259,8 +267,7 @@ def test_a_missing_part_is_an_error(folders, tmp_path) -> None:
     _, folder = folders("llama", 3)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.0.mlp.up_proj.weight_absmax"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    saved_as(folder, tensors, tmp_path)
     with pytest.raises(kbitq.KbitqError, match=r"up_proj\.weight_absmax is missing"):
         auto_class("llama").from_pretrained(tmp_path)
 
@@ -270,8 +277,7 @@ def test_parts_that_do_not_fit_are_an_error(folders, tmp_path) -> None:
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight_packed"
     tensors[name] = tensors[name][:, :-1].contiguous()
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    saved_as(folder, tensors, tmp_path)
     with pytest.raises(kbitq.KbitqError, match=r"layers\.0\.mlp\.up_proj\.weight"):
         auto_class("llama").from_pretrained(tmp_path)
 
@@ -280,8 +286,7 @@ def test_a_level_that_is_not_finite_is_an_error(folders, tmp_path) -> None:
     _, folder = folders("llama", 3)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight_codebook"][2] = float("nan")
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    saved_as(folder, tensors, tmp_path)
     with pytest.raises(kbitq.KbitqError, match=r"layers\.1\.mlp\.up_proj\.weight_codebook"):
         auto_class("llama").from_pretrained(tmp_path)
 

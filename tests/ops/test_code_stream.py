@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.simd import at_level
 from kbitq._core import core
 from kbitq.ops.code_stream import decode_codes, pack_codes, unpack_codes
 
@@ -24,10 +25,8 @@ def random_codes(bits: int, *shape: int) -> torch.Tensor:
 
 @pytest.fixture(params=core.simd_levels(), autouse=True)
 def level(request: pytest.FixtureRequest) -> object:
-    before = core.simd()
-    core.set_simd(request.param)
-    yield request.param
-    core.set_simd(before)
+    with at_level(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

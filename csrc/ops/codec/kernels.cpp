@@ -4,14 +4,6 @@
 
 namespace kbitq {
 
-const Kernels& kernels() {
-    switch (simd_level()) {
-#if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512Kernels;
-        case SimdLevel::avx2: return kAvx2Kernels;
-#endif
-        default: return kScalarKernels;
-    }
-}
+const Kernels& kernels() { return KBITQ_AT_SIMD_LEVEL(Kernels); }
 
 }  // namespace kbitq

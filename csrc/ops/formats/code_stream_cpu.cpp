@@ -9,15 +9,7 @@ namespace {
 
 constexpr int64_t kGrainCodes = 32'768;  // some ten microseconds
 
-const CodeKernels& code_kernels() {
-    switch (simd_level()) {
-#if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512Codes;
-        case SimdLevel::avx2: return kAvx2Codes;
-#endif
-        default: return kScalarCodes;
-    }
-}
+const CodeKernels& code_kernels() { return KBITQ_AT_SIMD_LEVEL(Codes); }
 
 int64_t grain_rows(int64_t cols) { return std::max<int64_t>(1, kGrainCodes / std::max<int64_t>(cols, 1)); }
 

@@ -12,25 +12,9 @@ namespace {
 
 constexpr int64_t kGrainValues = 32'768;  // some ten microseconds
 
-const GgufKernels& gguf_kernels() {
-    switch (simd_level()) {
-#if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512Gguf;
-        case SimdLevel::avx2: return kAvx2Gguf;
-#endif
-        default: return kScalarGguf;
-    }
-}
+const GgufKernels& gguf_kernels() { return KBITQ_AT_SIMD_LEVEL(Gguf); }
 
-GgufLinear linear_kernel() {
-    switch (simd_level()) {
-#if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512GgufLinear;
-        case SimdLevel::avx2: return kAvx2GgufLinear;
-#endif
-        default: return kScalarGgufLinear;
-    }
-}
+GgufLinear linear_kernel() { return KBITQ_AT_SIMD_LEVEL(GgufLinear); }
 
 void widen_rows(const GgufLinearArgs& a, float* x, float* sums) {
     const int64_t count = a.experts * a.batch * a.cols;

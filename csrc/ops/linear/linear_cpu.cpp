@@ -67,13 +67,7 @@ const LinearKernel& linear_kernel(DType x) {
 #if defined(KBITQ_AVX512_BF16)
     if (x == DType::bf16 && multiplies_bf16()) return kAvx512Bf16Linear;
 #endif
-    switch (simd_level()) {
-#if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512Linear;
-        case SimdLevel::avx2: return kAvx2Linear;
-#endif
-        default: return kScalarLinear;
-    }
+    return KBITQ_AT_SIMD_LEVEL(Linear);
 }
 
 void linear_cpu(const LinearArgs& a, int threads) {

@@ -13,15 +13,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // weights: some ten microseconds
 
-const Nf4Kernels& nf4_kernels() {
-    switch (simd_level()) {
-#if defined(KBITQ_X86)
-        case SimdLevel::avx512: return kAvx512Nf4;
-        case SimdLevel::avx2: return kAvx2Nf4;
-#endif
-        default: return kScalarNf4;
-    }
-}
+const Nf4Kernels& nf4_kernels() { return KBITQ_AT_SIMD_LEVEL(Nf4); }
 
 constexpr int kTileBatch = 3;  // rows of x from which tiles of sixteen are quicker than vectors of one
 

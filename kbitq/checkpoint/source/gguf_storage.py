@@ -205,8 +205,8 @@ def _ref(named: Named) -> TensorRef:
     if named.as_it_is:
         plain = named.tensor.type.plain
         assert plain is not None
-        return TensorRef(named.name, plain, named.shape, named.offset, named.nbytes)
-    return TensorRef(named.name, "U8", weights.stored_shape(named), named.offset, named.nbytes)
+        return TensorRef(named.name, plain, named.shape, named.nbytes, named.offset)
+    return TensorRef(named.name, "U8", weights.stored_shape(named), named.nbytes, named.offset)
 
 
 def _vector_dtype(storage: Storage, files: list[str], named: list[list[Named]]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kbitq.errors import CheckpointError
 from kbitq.format import element_count, is_shape, stored_dtype, tensor_nbytes
+from kbitq.formats.base import Stored
 from kbitq.text_safety import shown
 
 LENGTH_BYTES = 8
@@ -31,14 +32,10 @@ _REDOWNLOAD = "download the file again, or re-save it with the safetensors libra
 
 
 @dataclass(frozen=True)
-class TensorRef:
+class TensorRef(Stored):
     """Where a tensor lies: bytes ``[offset, offset + nbytes)`` of its file, counted from the start of the file."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
     offset: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ def _tensor(name: str, entry: Any, data_start: int, where: str) -> TensorRef:
     expected = tensor_nbytes(dtype, shape)
     if (expected is None and stored_dtype(dtype).bits) or expected not in (None, nbytes):
         raise lies(f"{nbytes:,} bytes do not fit {dtype} elements of shape {shape}")
-    return TensorRef(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
+    return TensorRef(name, dtype, tuple(shape), nbytes, data_start + offsets[0])
 
 
 def _check_contiguous(tensors: Sequence[TensorRef], data_start: int, file_size: int, where: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers.checkpoints import bytes_of, gaussian, write_folder
+from helpers.checkpoints import Interrupting, bytes_of, gaussian, write_folder
 from kbitq import ops
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 from kbitq.checkpoint.passes import journal, lane
@@ -48,16 +48,8 @@ def devices(device: str) -> tuple[str, ...]:
 
 def go(source: Path, out: Path, stop_after: int | None = None, **more: object) -> Path:
     """Run with the smallest tiles, stopping with Ctrl-C at a progress call; returns the output."""
-    calls = 0
-
-    def count(progress: object) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == stop_after:
-            raise KeyboardInterrupt
-
     options = QuantizeOptions(**{"k": 3, "max_memory": 1, "max_shard_size": 300_000, "device": "cpu", **more})
-    run(plan_quantize(source, out, options), count)
+    run(plan_quantize(source, out, options), Interrupting(stop_after))
     return out
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from helpers import fresh
-from helpers.checkpoints import bytes_of, gaussian, partials, write_folder
+from helpers.checkpoints import Interrupting, bytes_of, gaussian, partials, write_folder
 from kbitq import QuantizedTensor, load_file
 from kbitq.checkpoint import QuantizeOptions, RunReport, plan_quantize, run
 from kbitq.checkpoint.output.file_writer import FileWriter
@@ -54,16 +54,9 @@ def options(**more: object) -> QuantizeOptions:
 
 def go(source: Path, out: Path, stop_after: int | None = None, **more: object) -> int:
     """Run, stopping with Ctrl-C at a progress call; returns how many calls there were."""
-    calls = 0
-
-    def count(progress: object) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == stop_after:
-            raise KeyboardInterrupt
-
-    run(plan_quantize(source, out, options(**more)), count)
-    return calls
+    progress = Interrupting(stop_after)
+    run(plan_quantize(source, out, options(**more)), progress)
+    return progress.calls
 
 
 @pytest.mark.slow

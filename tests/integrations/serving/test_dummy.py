@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.served_layers import Method
 from kbitq.errors import CodebookError
 from kbitq.integrations.serving import dummy
 from kbitq.integrations.serving.experts import ArrivingExperts, PackedExperts
-from kbitq.integrations.serving.linear import PackedLinear, PartLoading
 from kbitq.integrations.serving.names import StoredNames
 from kbitq.integrations.serving.vocabulary import PackedVocabulary
 
@@ -22,18 +22,6 @@ CONFIG: dict[str, Any] = {
     },
     "modules_to_not_convert": ["a.v_proj"],
 }  # fmt: skip
-
-
-class _Parameter(PartLoading, torch.nn.Parameter):
-    def __new__(cls, data: torch.Tensor, weight_loader: Any = None) -> Any:
-        return super().__new__(cls, data, requires_grad=False)
-
-    def __init__(self, data: torch.Tensor, weight_loader: Any = None) -> None:
-        self.tp_rank = 0
-
-
-class Method(PackedLinear):
-    parameter_class = constant_class = _Parameter
 
 
 def made_up(modules: list[str], rows: list[int], cols: int, whole: int) -> tuple[Any, Method]:

@@ -7,28 +7,14 @@ import pytest
 import torch
 
 import kbitq
+from helpers.served_layers import Method
 from kbitq.errors import BuildError, FormatError
 from kbitq.integrations.serving import matrix, products
-from kbitq.integrations.serving.linear import PackedLinear, PartLoading
 from kbitq.integrations.serving.names import StoredNames
 from kbitq.quantized import QuantizedTensor
 
 STORED = StoredNames(("planes", "trellis", "trellis/128"))
 Weight = QuantizedTensor | torch.Tensor
-
-
-class _Parameter(PartLoading, torch.nn.Parameter):
-    """In the place of vLLM's parameter classes."""
-
-    def __new__(cls, data: torch.Tensor, weight_loader: Any = None) -> Any:
-        return super().__new__(cls, data, requires_grad=False)
-
-    def __init__(self, data: torch.Tensor, weight_loader: Any = None) -> None:
-        self.tp_rank = 0
-
-
-class Method(PackedLinear):
-    parameter_class = constant_class = _Parameter
 
 
 def weight_loader_v2() -> None:
