@@ -50,7 +50,7 @@ STILL: dict[str, int] = {
     "kbitq/nn/packed.py": 9,
     "kbitq/nn/replace.py": 3,
     "kbitq/on_the_fly/decisions.py": 2,
-    "kbitq/on_the_fly/options.py": 4,
+    "kbitq/on_the_fly/options.py": 2,
     "kbitq/quantized.py": 7,
     "kbitq/report/difference.py": 3,
     "kbitq/report/expected.py": 2,
