@@ -284,7 +284,7 @@ def _with_feedback(codec: Codec, w: Tensor, request: Request, hessians: Tensor, 
     made = []
     for rows, h in zip(w.chunk(len(hessians)), hessians, strict=True):
         factor = feedback.factorise(h.to(w.device), transposed=transposed)
-        tiles = rows.split(len(rows) if transposed else max(1, feedback.TILE_ELEMENTS // w.shape[1]))
+        tiles = rows.split(len(rows) if transposed else max(1, feedback.TILE_ELEMENTS[w.device.type] // w.shape[1]))
         made += [feedback.encode(codec, tile.contiguous(), request, factor) for tile in tiles]
     constant = part_kinds(codec.name)
     return {n: made[0][n] if constant[n] else torch.cat([parts[n] for parts in made]) for n in made[0]}

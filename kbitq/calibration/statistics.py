@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from kbitq.calibration.triangle import blocks, symmetric, triangle_elements
+from kbitq.calibration.triangle import blocks, lower, symmetric, triangle_elements
 from kbitq.checkpoint.source.header import parse_json_object
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor, open_checkpoint
 from kbitq.checkpoint.source.storage import read_all
@@ -114,6 +114,11 @@ class Hessian:
         """Tokens that the sums are over; of all experts together."""
         return sum(self.tokens_of(expert) for expert in range(self.experts))
 
+    @property
+    def parts(self) -> list[range]:
+        """The columns of each block on the diagonal; one where H is kept whole."""
+        return blocks(self.columns, self.block)
+
     def tokens_of(self, expert: int = 0) -> int:
         """Tokens that one expert's sums are over."""
         return self._entry.tokens[self._row(expert)]
@@ -124,22 +129,32 @@ class Hessian:
         Raises:
             CalibrationError: the file cannot be read any more.
         """
-        flat = self._read(TRIANGLE, expert)
-        parts = blocks(self.columns, self.block)
-        if len(parts) == 1:
-            return symmetric(flat, self.columns)
-        made, at = torch.zeros(self.columns, self.columns), 0
-        for part in parts:
-            size = triangle_elements(len(part))
-            made[part.start : part.stop, part.start : part.stop] = symmetric(flat[at : at + size], len(part))
-            at += size
-        return made
+        return self._made(symmetric, expert, "cpu")
 
     def usable(self, expert: int = 0) -> Tensor:
         """H for error feedback: ``matrix``, or its diagonal alone where fewer tokens were seen than there are columns
         (an expert that was rarely chosen)."""
         h = self.matrix(expert)
         return h if expert not in self.scarce() else torch.diag(h.diagonal())
+
+    def usable_triangle(self, expert: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """The lower triangle of ``usable``, zeros above it, on a device: what a factor is made of. Raises as ``matrix``
+        does."""
+        if expert in self.scarce():
+            return torch.diag(self.diagonal(expert).to(device))
+        return self._made(lower, expert, device)
+
+    def _made(self, of_triangle: Callable[[Tensor, int], Tensor], expert: int, device: torch.device | str) -> Tensor:
+        """H from its stored blocks, each made a square on the device."""
+        flat = self._read(TRIANGLE, expert, pinned=torch.device(device).type == "cuda").to(device, non_blocking=True)
+        if len(self.parts) == 1:
+            return of_triangle(flat, self.columns)
+        made, at = torch.zeros(self.columns, self.columns, device=device), 0
+        for part in self.parts:
+            size = triangle_elements(len(part))
+            made[part.start : part.stop, part.start : part.stop] = of_triangle(flat[at : at + size], len(part))
+            at += size
+        return made
 
     def scarce(self) -> list[int]:
         """The experts that saw fewer tokens than there are columns."""
@@ -154,9 +169,9 @@ class Hessian:
             raise IndexError(f"{self._entry.name}: there is no expert {expert} of {self.experts}")
         return self._first + expert
 
-    def _read(self, kind: str, expert: int) -> Tensor:
+    def _read(self, kind: str, expert: int, *, pinned: bool = False) -> Tensor:
         stored = self._files.tensors[self._entry.name + kind]
-        values = torch.empty(stored.shape[-1], dtype=torch.float32)
+        values = torch.empty(stored.shape[-1], dtype=torch.float32, pin_memory=pinned)
         view = memoryview(values.numpy()).cast("B")  # type: ignore[arg-type]
         try:
             file = self._files.storage.open(stored.file)

@@ -33,16 +33,29 @@ def triangle(matrix: Tensor) -> Iterator[Tensor]:
             yield torch.cat([band[i, : start + i + 1] for i in range(len(band))])
 
 
-def symmetric(flat: Tensor, columns: int) -> Tensor:
-    """The matrix ``[columns, columns]`` whose lower triangle is ``flat``, both float32 on the CPU."""
-    made, values, at = torch.empty(columns, columns), flat.numpy(), 0
-    rows = made.numpy()
+def lower(flat: Tensor, columns: int) -> Tensor:
+    """The matrix ``[columns, columns]`` with the lower triangle ``flat``, float32, and zeros above; on its device."""
+    made, at = torch.zeros(columns, columns, device=flat.device), 0
+    if flat.is_cuda:
+        for start in range(0, columns, _BAND):
+            band = made[start : start + _BAND, : start + _BAND]
+            count = triangle_elements(start + len(band)) - at
+            band.masked_scatter_(torch.ones_like(band, dtype=torch.bool).tril_(start), flat[at : at + count])
+            at += count
+        return made
+    rows, values = made.numpy(), flat.numpy()
     for i in range(columns):
         rows[i, : i + 1] = values[at : at + i + 1]
         at += i + 1
+    return made
+
+
+def symmetric(flat: Tensor, columns: int) -> Tensor:
+    """The matrix ``[columns, columns]`` whose lower triangle is ``flat``, both float32, on its device."""
+    made = lower(flat, columns)
     for start in range(0, columns, _BAND):
         end = min(start + _BAND, columns)
         made[:start, start:end] = made[start:end, :start].T
-        corner = made[start:end, start:end].tril()
-        made[start:end, start:end] = corner + corner.tril(-1).T
+        corner = made[start:end, start:end]
+        corner += corner.tril(-1).T
     return made

@@ -110,7 +110,7 @@ def _factor_seconds(plan: Plan) -> float:
     started = time.perf_counter()
     float(factorise(sample).upper[0, 0])
     took = time.perf_counter() - started
-    return took * sum(h.experts * (h.columns / _FACTOR_COLS) ** 3 for h in found.values())
+    return took * sum(h.experts * (len(part) / _FACTOR_COLS) ** 3 for h in found.values() for part in h.parts)
 
 
 def _read_rate(plan: Plan) -> float:

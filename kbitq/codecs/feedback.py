@@ -21,7 +21,6 @@ The products run through a GEMM: bytes are equal for one kind of device and one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,7 +37,9 @@ from kbitq.ops.dtypes import TORCH_DTYPES
 
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 MOST_DAMPING = 1.0
-TILE_ELEMENTS = 1 << 24  # that a walk over the columns takes at once: few tiles are quicker, and each takes memory
+TILE_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 26}
+"""Elements that a walk over the columns takes at once, by type of device: each tile takes memory, but few are quicker,
+above all on a GPU, where a step takes the same time whatever the rows."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,33 @@ class Factor:
         dead: bool ``[n]``, inputs that were always 0: their weights become 0.
         damping: that it took, as a share of the mean of H's diagonal.
         transposed: whether the weights are stored ``[in, out]``, so that n are their rows.
+        block: columns of a block on the diagonal, outside of which U is 0; None: it is one block.
     """
 
     upper: Tensor
     dead: Tensor
     damping: float
     transposed: bool = False
+    block: int | None = None
+
+    def reach(self, column: int) -> int:
+        """The column up to which, not included, an error of this one is taken from others."""
+        inputs = len(self.dead)
+        return inputs if self.block is None else min(inputs, (column // self.block + 1) * self.block)
 
     def to(self, device: torch.device | str) -> Factor:
         """The same on a device."""
         return replace(self, upper=self.upper.to(device), dead=self.dead.to(device))
 
 
-def factorise(h: Tensor, damping: float = DAMPING, *, transposed: bool = False) -> Factor:
+def factorise(h: Tensor, damping: float = DAMPING, *, transposed: bool = False, block: int | None = None) -> Factor:
     """The factor of an H, computed in float64 on its device.
 
     Args:
-        h: ``[n, n]``, symmetric, with no negative eigenvalue but for rounding.
+        h: ``[n, n]``, symmetric, with no negative eigenvalue but for rounding; what is above its diagonal is not read.
         damping: the first one tried; where H is not positive definite with it, ten times as much, up to 1.
         transposed: whether the weights that it is for are stored ``[in, out]``.
+        block: where only blocks of so many columns on the diagonal are not 0; each is then factorised alone.
 
     Raises:
         CalibrationError: H is not finite, has a negative diagonal, or is not positive definite with any damping.
@@ -77,18 +86,40 @@ def factorise(h: Tensor, damping: float = DAMPING, *, transposed: bool = False) 
     if not bool(torch.isfinite(h).all()) or bool((diagonal < 0).any()):
         raise CalibrationError("the statistics are not finite, or have a negative diagonal")
     dead = diagonal == 0
-    mean = float(diagonal.mean()) or 1.0
+    mean, step = float(diagonal.mean()) or 1.0, block or len(h)
+    parts = [slice(first, min(first + step, len(h))) for first in range(0, len(h), step)]
     while damping <= MOST_DAMPING:
-        damped = h.double()  # a copy: H is float32
-        damped.diagonal().add_(damping * mean)
-        damped.diagonal()[dead] = 1.0
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not int(failed):
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not int(failed):
-                return Factor(upper.float(), dead, damping, transposed)
+        upper = torch.zeros_like(h) if len(parts) > 1 else None
+        for part in parts:
+            made = _upper_factor(h[part, part], damping * mean, dead[part])
+            if made is None:
+                break
+            if upper is None:
+                return Factor(made, dead, damping, transposed)
+            upper[part, part] = made
+        else:
+            assert upper is not None
+            return Factor(upper, dead, damping, transposed, block)
         damping *= 10
     raise CalibrationError("the statistics are not positive definite, whatever is added to their diagonal")
+
+
+def _upper_factor(h: Tensor, added: float, dead: Tensor) -> Tensor | None:
+    """U with U^T U = (H + added)^-1, float32; None where that is not positive definite.
+
+    With J, which turns the order of rows or columns round, J H J = V^T V gives H = R R^T for the upper triangle R =
+    J V^T J, and U is the inverse of R: one factor and one triangle to invert, instead of two factors and an inverse.
+    """
+    turned = h.double().flip(0, 1)  # its upper triangle is the lower one of H
+    turned.diagonal().add_(added)
+    turned.diagonal()[dead.flip(0)] = 1.0
+    v, failed = torch.linalg.cholesky_ex(turned, upper=True)
+    if int(failed):
+        return None
+    turned.zero_().diagonal().fill_(1.0)
+    inverse = torch.linalg.solve_triangular(v, turned, upper=True)
+    del v, turned  # each is as large as H twice
+    return inverse.float().flip(0, 1).T.contiguous()
 
 
 def encode(codec: Codec, w: Tensor, request: Request, factor: Factor) -> dict[str, Tensor]:
@@ -119,20 +150,26 @@ def encode(codec: Codec, w: Tensor, request: Request, factor: Factor) -> dict[st
 
 
 def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
-    """From left to right; ``left`` ``[rows, cols]`` is what is left of the weights, ``parts`` are written."""
+    """From left to right; ``left`` ``[rows, cols]`` is what is left of the weights, ``parts`` are written.
+
+    A GPU is done with a step before the next is asked for: what does not depend on the errors is made ahead.
+    """
     cols = left.shape[1]
     left[:, factor.dead] = 0.0
     step = _columns if codec.name == DEFAULT_CODEC else _block
-    for first in range(0, cols, codec.cut):
+    asked = request.to(left.device)
+    weights = _error_weights(factor, codec.cut)
+    bytes_decoded = decode_absmax_e4m4(torch.arange(256, dtype=torch.uint8, device=left.device))
+    for number, first in enumerate(range(0, cols, codec.cut)):
         here = slice(first, min(first + codec.cut, cols))
-        asked = _weighted(request, factor, here)
-        made, errors = step(codec, left[:, here].contiguous(), asked, factor.upper[here, here])
+        one = replace(asked, importance=weights[number : number + 1, : here.stop - first].contiguous())
+        made, errors = step(codec, left[:, here].contiguous(), one, factor.upper[here, here], bytes_decoded)
         words = -(-(here.stop - first) // BLOCK) * request.k
         parts[PACKED][:, first // BLOCK * request.k :][:, :words] = made[PACKED]
         parts[ABSMAX][:, first // codec.cut] = made[ABSMAX][:, 0]
         parts[CODEBOOK] = made[CODEBOOK]
-        if here.stop < cols:
-            left[:, here.stop :].addmm_(errors, factor.upper[here, here.stop :], alpha=-1)
+        if here.stop < (end := factor.reach(here.stop - 1)):
+            left[:, here.stop : end].addmm_(errors, factor.upper[here, here.stop : end], alpha=-1)
 
 
 def _down(codec: Planes, left: Tensor, request: Request, factor: Factor, parts: dict[str, Tensor]) -> None:
@@ -161,15 +198,17 @@ def _encode_integers(codec: IntegerGroups, left: Tensor, request: Request, facto
     rows, cols = left.shape
     left[:, factor.dead] = 0.0
     codes, scales, width = torch.empty_like(left), [], codec.group or cols
+    weights = _error_weights(factor, width)
     for first in range(0, cols, width):
         group = slice(first, first + width)
-        scales.append(codec.scales(left[:, group], _weighted(request, factor, group)))
+        asked = replace(request, importance=weights[first // width : first // width + 1, : left[:, group].shape[1]])
+        scales.append(codec.scales(left[:, group], asked))
         scale = scales[-1].float().view(rows).contiguous()
         for start in range(first, first + width, BLOCK):
             here = slice(start, min(start + BLOCK, first + width))
             codes[:, here], errors = _integers(left[:, here], scale, request.k, factor.upper[here, here])
-            if here.stop < cols:
-                left[:, here.stop :].addmm_(errors, factor.upper[here, here.stop :], alpha=-1)
+            if here.stop < (end := factor.reach(here.stop - 1)):
+                left[:, here.stop : end].addmm_(errors, factor.upper[here, here.stop : end], alpha=-1)
     return codec.assemble(codes, torch.cat(scales, 1), request)
 
 
@@ -184,16 +223,16 @@ def _integers(w: Tensor, scale: Tensor, k: int, triangle: Tensor) -> tuple[Tenso
     return PLANES.indices_of(words, w.shape[1]) - half, errors
 
 
-def _weighted(request: Request, factor: Factor, columns: slice) -> Request:
-    """The request with the error weights of some columns."""
-    weights = factor.upper.diagonal()[columns].square().reciprocal()
-    return replace(request, importance=(weights / weights.max())[None].contiguous())
+def _error_weights(factor: Factor, width: int) -> Tensor:
+    """``1 / U_jj^2`` of each ``width`` columns in a row, the largest of them 1; zeros behind the last column."""
+    weights = factor.upper.diagonal().square().reciprocal()
+    rows = torch.nn.functional.pad(weights, (0, -len(weights) % width)).view(-1, width)
+    return rows / rows.amax(1, keepdim=True)
 
 
-Step = Callable[[Planes, Tensor, Request, Tensor], "tuple[dict[str, Tensor], Tensor]"]
-
-
-def _block(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def _block(
+    codec: Planes, w: Tensor, request: Request, triangle: Tensor, _decoded: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
     """Blocks of a trellis that share a scale: it is chosen for all of them, then each block is one decision."""
     made = codec.encode(w, request)
     if w.shape[1] <= BLOCK:
@@ -216,14 +255,19 @@ def _solved(errors: Tensor, triangle: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(triangle, errors, upper=True, left=False)
 
 
-def _columns(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """A block whose scales are chosen at once, and whose columns are rounded one by one."""
+def _columns(
+    codec: Planes, w: Tensor, request: Request, triangle: Tensor, decoded: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """A block whose scales are chosen at once, and whose columns are rounded one by one; ``w`` becomes the errors.
+
+    decoded: the value of each scale byte.
+    """
     from kbitq import ops
 
-    made, errors = codec.encode(w, request), w.clone()
-    scales = decode_absmax_e4m4(made[ABSMAX])[:, 0].contiguous()
-    ops.feedback_into(errors, triangle.contiguous(), scales, made[CODEBOOK], made[PACKED])
-    return made, errors
+    made = codec.encode(w, request)
+    scales = decoded[made[ABSMAX][:, 0].long()]
+    ops.feedback_into(w, triangle.contiguous(), scales, made[CODEBOOK], made[PACKED])
+    return made, w
 
 
 def proxy_loss(error: Tensor, h: Tensor, *, transposed: bool = False) -> float:

@@ -74,5 +74,5 @@ class Decisions:
         found = self._plan.hessian(decided)
         if found is None:
             return None
-        made = [found.usable(expert) for expert in range(found.experts)]
+        made = [found.usable_triangle(expert) for expert in range(found.experts)]
         return made[0] if len(made) == 1 else torch.stack(made)

@@ -8,7 +8,7 @@ import torch
 
 from kbitq.calibration.collect import Sums
 from kbitq.calibration.statistics import Statistics
-from kbitq.calibration.triangle import symmetric, triangle
+from kbitq.calibration.triangle import lower, symmetric, triangle
 from kbitq.calibration.writer import Gathered, StatisticsWriter
 from kbitq.errors import CalibrationError
 
@@ -204,4 +204,15 @@ def test_the_lower_triangle_of_a_wide_input_is_whole(device: str) -> None:
     assert sums.matrices is not None
     packed = torch.cat(list(triangle(sums.matrices[0])))
     exact = x.double().cpu().T @ x.double().cpu()
-    assert float((symmetric(packed, 2100) - exact).abs().max() / exact.abs().max()) < 1e-5
+    made = symmetric(packed.to(device), 2100).cpu()
+    assert float((made - exact).abs().max() / exact.abs().max()) < 1e-5
+    assert torch.equal(lower(packed.to(device), 2100).cpu(), made.tril())
+
+
+@pytest.mark.parametrize(("columns", "block"), [(40, None), (40, 32), (90, 32)])  # of 90 too few tokens were seen
+def test_what_a_factor_is_made_of_is_the_lower_triangle(
+    tmp_path: Path, device: str, columns: int, block: int | None
+) -> None:
+    found = write(tmp_path / "stats", gathered(["w.weight"], [gram(2, columns)], block)).of("w.weight", (8, columns))
+    assert found is not None
+    assert torch.equal(found.usable_triangle(0, device).cpu(), found.usable().tril())

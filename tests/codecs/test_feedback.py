@@ -1,12 +1,14 @@
 """Error feedback: against a slow float64 version, and against quantizing without it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from kbitq import ops
+from kbitq.calibration.triangle import blocks
 from kbitq.codecs import feedback, reference
 from kbitq.codecs.base import Request, get_codec
 from kbitq.codecs.integer_groups import IntegerGroups
@@ -62,6 +64,11 @@ def by_hand(w: np.ndarray, h: np.ndarray, k: int) -> np.ndarray:
     return made
 
 
+def levels_of(codec: str, k: int) -> torch.Tensor | None:
+    levels = get_codec(codec).levels("optimal", k)[0]
+    return None if levels is None else torch.from_numpy(levels.copy())
+
+
 def reference_levels(k: int) -> np.ndarray:
     return get_codec("planes").levels("optimal", k)[0]
 
@@ -73,6 +80,30 @@ def test_planes_have_the_loss_of_the_slow_version(k: int, engine: str) -> None:
     mine, _, _ = both("planes", w.to(engine), h, k)
     slow = feedback.proxy_loss(w - torch.from_numpy(by_hand(w.numpy(), h.double().numpy(), k)).float(), h)
     assert mine == pytest.approx(slow, rel=0.01)
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "gptq-g32"])
+@pytest.mark.parametrize("block", [96, 100, 150])
+def test_an_h_of_blocks_is_factorised_and_walked_block_by_block(codec: str, block: int) -> None:
+    h = torch.block_diag(*(correlated(len(part), 5 + part.start) for part in blocks(256, block)))
+    whole, apart = feedback.factorise(h), feedback.factorise(h.tril(), block=block)
+    assert float((whole.upper - apart.upper).abs().max()) < 1e-5 * float(whole.upper.abs().max())
+    assert not apart.upper[:block, block:].any()
+    asked = Request(4, torch.ones(1), "mse", levels_of(codec, 4), shape=(8, 256))
+    w = torch.randn(8, 256, generator=torch.Generator().manual_seed(1))
+    made = [feedback.encode(get_codec(codec), w, asked, factor) for factor in (apart, replace(apart, block=None))]
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_a_factor_is_of_the_inverse_and_reads_only_the_lower_triangle() -> None:
+    h = correlated(70, 3)
+    h[5] = h[:, 5] = 0.0
+    made = feedback.factorise(h.tril())
+    damped = h.double() + feedback.DAMPING * h.diagonal().double().mean() * torch.eye(70)
+    damped[5, 5] = 1.0
+    assert torch.equal(made.upper, made.upper.triu())
+    product = made.upper.double() @ damped @ made.upper.double().T
+    assert float((product - torch.eye(70)).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("codec", CODECS)

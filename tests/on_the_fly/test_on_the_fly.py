@@ -177,7 +177,7 @@ def test_one_weight_with_an_h(sources: Callable[[str], tuple[Path, Path]]) -> No
     assert torch.equal(both.packed[0], alone.packed)
     with pytest.raises(ValueError, match=r"hessian has shape \[3, 3\], needs \[96, 96\]"):
         kbitq.quantize(w, 2, hessian=torch.eye(3))
-    assert feedback.TILE_ELEMENTS == memory.FEEDBACK_ELEMENTS
+    assert feedback.TILE_ELEMENTS == {"cpu": memory.FEEDBACK_ELEMENTS, "cuda": memory.FEEDBACK_ELEMENTS_ON_GPU}
 
 
 def test_a_budget_needs_files(sources: Callable[[str], tuple[Path, Path]]) -> None:

@@ -142,7 +142,7 @@ class _TileWork:
                 else:
                     made.parts[name][rows].copy_(part, non_blocking=True)
 
-        self._strips.queue(strip, values, lane, divisible=request.divisible)
+        self._strips.queue(strip, values, lane, divisible=request.divisible, whole=request.factor is not None)
 
         def finish() -> QuantizedSpan:
             lane.wait()

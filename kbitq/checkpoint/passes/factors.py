@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kbitq.calibration.statistics import Hessian
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.plan.tensor_plan import TensorPlan
 from kbitq.checkpoint.source.memory import feedback_elements
@@ -12,14 +13,20 @@ from kbitq.codecs import feedback
 from kbitq.errors import CalibrationError
 from kbitq.format import is_fused_experts, matrix_shape
 
+_Key = tuple[tuple[str, ...], int]  # the tensors that share an H, and the expert
+
 
 class Factors:
-    """Factorises on one device; the last factor is kept, since the tiles of a tensor come one after the other."""
+    """Factorises on one device; the last factor is kept, since the tiles of a tensor come one after the other.
+
+    On a GPU the last but one too: files list ``k_proj, o_proj, q_proj``, of which the first and the third share an H.
+    """
 
     def __init__(self, plan: Plan, device: str) -> None:
-        self._plan, self._device = plan, device
+        self._plan, self._device = plan, torch.device(device)
         self.damped: dict[str, float] = {}  # by tensor, where more damping than usual was needed
-        self._last: tuple[tuple[str, ...], int, feedback.Factor] | None = None
+        self._kept: dict[_Key, feedback.Factor] = {}  # the last used at the end
+        self._most = 2 if self._device.type == "cuda" else 1
 
     def has(self, tensor: TensorPlan) -> bool:
         """Whether a tensor is quantized with error feedback."""
@@ -32,7 +39,9 @@ class Factors:
         whole = self.rows_of_expert(tensor)
         if found is not None and found.transposed:
             return whole
-        return min(whole, max(1, feedback_elements(self._plan.options.max_memory, cols) // cols))
+        bound, on_gpu = self._plan.options.max_memory, self._device.type == "cuda"
+        block = None if found is None else found.block
+        return min(whole, max(1, feedback_elements(bound, cols, block, on_gpu=on_gpu) // cols))
 
     def rows_of_expert(self, tensor: TensorPlan) -> int:
         """Rows that share an H."""
@@ -49,12 +58,19 @@ class Factors:
             return None
         expert = span.first_element // span.row_length // self.rows_of_expert(tensor) if found.experts > 1 else 0
         key = tuple(found.tensors), expert
-        if self._last is None or self._last[:2] != key:
-            made = factorised(tensor.name, found.usable(expert).to(self._device), found.transposed)
-            self._last = (*key, made)
-        if (damping := self._last[2].damping) > feedback.DAMPING:
-            self.damped[tensor.name] = max(damping, self.damped.get(tensor.name, 0.0))
-        return self._last[2]
+        factor = self._kept.pop(key, None) or self._made(tensor.name, found, expert)
+        self._kept[key] = factor
+        if factor.damping > feedback.DAMPING:
+            self.damped[tensor.name] = max(factor.damping, self.damped.get(tensor.name, 0.0))
+        return factor
+
+    def _made(self, name: str, found: Hessian, expert: int) -> feedback.Factor:
+        while len(self._kept) >= self._most:  # before the next is made: two more may not fit
+            del self._kept[next(iter(self._kept))]
+        made = factorised(name, found.usable_triangle(expert, self._device), found.transposed, found.block)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # lanes read it on streams of their own
+        return made
 
     def notes(self) -> list[str]:
         """A sentence about what was damped more than usual, if anything was."""
@@ -67,9 +83,9 @@ class Factors:
         ]
 
 
-def factorised(name: str, h: torch.Tensor, transposed: bool) -> feedback.Factor:
+def factorised(name: str, h: torch.Tensor, transposed: bool, block: int | None = None) -> feedback.Factor:
     """The factor of a tensor's H, on its device. Raises CalibrationError, which names the tensor."""
     try:
-        return feedback.factorise(h, transposed=transposed)
+        return feedback.factorise(h, transposed=transposed, block=block)
     except CalibrationError as error:
         raise CalibrationError(f"{name}: {error}") from None

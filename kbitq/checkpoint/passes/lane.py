@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -57,31 +58,39 @@ class Strips:
     """
 
     def __init__(self, lanes: Sequence[Lane], strip_bytes: int) -> None:
-        self._lanes, self._strip_bytes = lanes, strip_bytes
+        self._lanes = lanes
+        self._most = {True: sys.maxsize, False: strip_bytes}  # by whether a tile is wanted whole
 
     def queue(
-        self, strip: Callable[[slice], None], values: torch.Tensor, lane: Lane, *, divisible: bool = True
+        self,
+        strip: Callable[[slice], None],
+        values: torch.Tensor,
+        lane: Lane,
+        *,
+        divisible: bool = True,
+        whole: bool = False,
     ) -> None:
-        """Call ``strip(rows)`` for all rows of ``values`` in order, on the lane's stream; once, if not ``divisible``.
+        """Call ``strip(rows)`` for all rows of ``values`` in order, on the lane's stream.
 
-        Raises torch.OutOfMemoryError where even the smallest strip is too large.
+        Once, if not ``divisible``; once, too, if ``whole`` and the device has room: work that takes as long for few
+        rows as for many. Raises torch.OutOfMemoryError where even the smallest strip is too large.
         """
         total, row_bytes, first = values.shape[0], values.shape[1] * values.element_size(), 0
         with torch.cuda.stream(lane.stream):
             while first < total:
-                rows = min(total - first, max(1, self._strip_bytes // row_bytes)) if divisible else total
+                rows = min(total - first, max(1, self._most[whole] // row_bytes)) if divisible else total
                 try:
                     strip(slice(first, first + rows))
                 except torch.OutOfMemoryError:
                     if rows == 1 or not divisible or rows * row_bytes <= MIN_STRIP_BYTES:
                         raise
-                    self._make_room(rows * row_bytes // 2)
+                    self._most[whole] = rows * row_bytes // 2
+                    self._make_room()
                 else:
                     first += rows
 
-    def _make_room(self, strip_bytes: int) -> None:
-        """Let every tile in flight end, give its memory back, and take smaller strips from now on."""
-        self._strip_bytes = strip_bytes
+    def _make_room(self) -> None:
+        """Let every tile in flight end, and give its memory back."""
         for lane in self._lanes:
             lane.wait()
         torch.cuda.empty_cache()

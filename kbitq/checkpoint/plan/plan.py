@@ -181,7 +181,7 @@ class Plan:
 
     def _feedback_bytes(self, tensor: TensorPlan, found: Hessian, max_memory: int | None) -> int:
         whole = element_count(tensor.shape) // found.experts if found.transposed else None
-        return memory.feedback_bytes(max_memory, found.columns, whole)
+        return memory.feedback_bytes(max_memory, found.columns, whole, found.block)
 
     @property
     def made_with(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ TILES_IN_USE = 15
 FIT_BYTES = 96 << 20  # of the 65,536 blocks that a codebook is fitted to, and the sums over them in float64
 SPOOL_BYTES = 2 << 30  # of a source that is read over the network, kept on the disk between the two passes over it
 FEEDBACK_ELEMENTS = 1 << 24  # of a tile that gets error feedback: it walks over all columns, so few tiles are quicker
+FEEDBACK_ELEMENTS_ON_GPU = 1 << 26  # without a bound; of the host's memory they take less than others on the CPU
 FEEDBACK_ELEMENT_BYTES = 40  # three buffers read into, what is left of the weights, one copy, decoded values, parts
 BYTES_PER_TENSOR = 8192  # plan, layout, metadata and ledger of one tensor
 
@@ -37,23 +38,24 @@ def peak_memory(
     return tiles + BYTES_PER_TENSOR * tensors + FIT_BYTES * fitting + feedback + held
 
 
-def factor_bytes(columns: int) -> int:
-    """Bytes while an H of so many columns is factorised: three matrices of float64, H and its factor in float32."""
-    return 32 * columns**2
+def factor_bytes(columns: int, block: int | None = None) -> int:
+    """Bytes while an H of so many columns is factorised, of which only blocks on the diagonal may be kept: it and its
+    factor in float32, three matrices of float64 of a block."""
+    return 8 * columns**2 + 24 * min(columns, block or columns) ** 2
 
 
-def feedback_bytes(max_memory: int | None, inputs: int, whole: int | None = None) -> int:
-    """Bytes of error feedback in a tensor: with an H of so many inputs, and a tile.
+def feedback_bytes(max_memory: int | None, inputs: int, whole: int | None = None, block: int | None = None) -> int:
+    """Bytes of error feedback in a tensor: with an H of so many inputs (in blocks), and a tile.
 
     ``whole``: elements of a transposed matrix, which is one tile; None of another.
     """
-    elements = feedback_elements(max_memory, inputs) if whole is None else whole
-    return factor_bytes(inputs) + FEEDBACK_ELEMENT_BYTES * elements
+    elements = feedback_elements(max_memory, inputs, block) if whole is None else whole
+    return factor_bytes(inputs, block) + FEEDBACK_ELEMENT_BYTES * elements
 
 
-def feedback_elements(max_memory: int | None, columns: int) -> int:
+def feedback_elements(max_memory: int | None, columns: int, block: int | None = None, *, on_gpu: bool = False) -> int:
     """Elements of a tile that gets error feedback, within what a bound leaves beside the factor; at least a row."""
     if max_memory is None:
-        return FEEDBACK_ELEMENTS
-    left = (max_memory - factor_bytes(columns)) // FEEDBACK_ELEMENT_BYTES
+        return FEEDBACK_ELEMENTS_ON_GPU if on_gpu else FEEDBACK_ELEMENTS
+    left = (max_memory - factor_bytes(columns, block)) // FEEDBACK_ELEMENT_BYTES
     return max(columns, min(FEEDBACK_ELEMENTS, left))

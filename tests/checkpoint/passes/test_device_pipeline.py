@@ -119,6 +119,25 @@ def test_out_of_memory_makes_the_tiles_smaller(
     assert bytes_of(piped(source, tmp_path / "many")) == want
 
 
+def test_a_tile_that_is_wanted_whole_is_cut_only_where_the_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "MIN_STRIP_BYTES", 16)
+    one, done, room = lane.Lane("cpu"), list[slice](), 100
+    strips, values = lane.Strips([one], strip_bytes=10 * 8), torch.zeros(60, 2)  # 10 rows of 8 bytes
+
+    def strip(rows: slice) -> None:
+        if rows.stop - rows.start > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        done.append(rows)
+
+    strips.queue(strip, values, one, whole=True)
+    assert done == [slice(0, 60)]
+    room = 20
+    strips.queue(strip, values, one, whole=True)
+    assert done[1:] == [slice(first, first + 15) for first in range(0, 60, 15)]
+    strips.queue(strip, values, one)
+    assert done[5:] == [slice(first, first + 10) for first in range(0, 60, 10)]
+
+
 def test_out_of_memory_for_good_is_an_error(
     source: Path, tmp_path: Path, piped: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
