@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kbitq.checkpoint.allocation import feedback_meter, measure_tensor
-from kbitq.checkpoint.output.checksums import sha256
 from kbitq.checkpoint.passes.cpu_pipeline import CpuPipeline
 from kbitq.checkpoint.passes.device_pipeline import DevicePipeline
 from kbitq.checkpoint.passes.devices import resolve_devices
 from kbitq.checkpoint.passes.levels import LevelSource
 from kbitq.checkpoint.passes.pipeline import Pipeline, WorkItem
-from kbitq.checkpoint.passes.run_state import ErrorSums, RunState, Scan
+from kbitq.checkpoint.passes.run_state import RunState, Scan
 from kbitq.checkpoint.passes.shard_writer import write_plain, write_span
 from kbitq.checkpoint.passes.tile_codec import QuantizedSpan, TileCodec
 from kbitq.checkpoint.passes.work_list import WorkList
-from kbitq.checkpoint.passes.write_pass import set_statistics
 from kbitq.checkpoint.source.memory import tile_bytes
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.progress import ProgressMeter
 from kbitq.checkpoint.source.tile_reader import Piece, TileReader
 from kbitq.cluster.attempts import Attempt
-from kbitq.cluster.chunks import Chunk
+from kbitq.cluster.chunks import Chunk, ChunkKey
+from kbitq.cluster.commits import Commits
 from kbitq.cluster.job import Job
-from kbitq.cluster.pages import PageWriter, SharedFile
-from kbitq.cluster.results import RowSums, edges_json, edges_of, levels_json, measured_json, merged_sums, sealed_json
+from kbitq.cluster.pages import PageWriter
+from kbitq.cluster.results import RowSums, levels_json, measured_json
+from kbitq.cluster.sealing import SealAsWritten, Sealer
 from kbitq.codecs.base import get_codec
 from kbitq.format import matrix_shape
 
 if TYPE_CHECKING:
     from kbitq.checkpoint.output.layout import Shard
     from kbitq.checkpoint.plan.tensor_plan import TensorPlan
-
-SYNC_BYTES = 256 << 20  # of the source: at most this much, or
-SYNC_SECONDS = 5.0  # what was done in this long, is done again after a worker died
 
 
 class _BeatingReader(TileReader):
@@ -55,66 +50,25 @@ class _BeatingReader(TileReader):
         self._attempt.beat(target.numel())
 
 
-class _Commits:
-    """Makes what was written durable, and then the lines about it, in a thread while the work goes on."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._files: dict[Path, SharedFile] = {}
-        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="kbitq-journal")
-        self._under_way: Future[None] | None = None
-
-    def __enter__(self) -> _Commits:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._syncing.shutdown()
-        _close(self._files.values())
-
-    def file(self, path: Path, nbytes: int, *, begun: bool) -> SharedFile:
-        """The file of the output, open until the next commit; ``begun`` as of ``SharedFile``."""
-        if path not in self._files:
-            self._files[path] = SharedFile(path, nbytes, begun=begun)
-        return self._files[path]
-
-    def begin(self) -> None:
-        """Begin with all files and lines since the last call, when what that began is durable."""
-        self.settle()
-        files, self._files = list(self._files.values()), {}
-        self._under_way = self._syncing.submit(_make_durable, files, self._attempt, self._attempt.take())
-
-    def settle(self) -> None:
-        """Return when the commit under way is durable; raise what it raised."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            under_way.result()
-
-
-def _make_durable(files: Sequence[SharedFile], attempt: Attempt, lines: bytes) -> None:
-    try:
-        for file in files:
-            file.sync()
-    finally:
-        _close(files)
-    attempt.make_durable(lines)
-
-
-def _close(files: Iterable[SharedFile]) -> None:
-    for file in files:
-        file.close()
-
-
 class ChunkWork:
-    """Carries out chunks of one job in this process. ``done`` hears of each chunk."""
+    """Carries out chunks of one job in this process.
 
-    def __init__(self, job: Job, attempt: Attempt, done: Callable[[Chunk], None] | None = None) -> None:
+    Args:
+        job: the plan, in the phase of the chunks.
+        attempt: whose journal gets the results.
+        done: hears of each chunk.
+        seals: files are sealed as soon as all their chunks are written.
+    """
+
+    def __init__(
+        self, job: Job, attempt: Attempt, done: Callable[[Chunk], None] | None = None, *, seals: bool = True
+    ) -> None:
         self.job, self.attempt = job, attempt
         self._done = done if done is not None else lambda _: None
+        self._seals = seals
         self._devices = resolve_devices(job.plan.device)
-        self._unsynced, self._last_sync = 0, time.monotonic()
-        self._commits = _Commits(attempt)
+        self._commits = Commits(job, attempt, self._check_unchanged)
         self._readers: list[TileReader] = []
-        self._begun: set[str] | None = None
         self._tensors: dict[str, TensorPlan] = {t.name: t for t in job.plan.tensors}
 
     def run(self, chunks: Sequence[Chunk]) -> None:
@@ -123,7 +77,7 @@ class ChunkWork:
             held.enter_context(self._commits)
             if chunks:
                 _WORK[self.job.phase](self, chunks, held)
-                self._commit()
+                self._commits.begin()
                 self._commits.settle()
 
     def _reader(self, held: ExitStack, tile: int) -> TileReader:
@@ -139,18 +93,13 @@ class ChunkWork:
 
     def _note(self, chunk: Chunk, result: Any, written: int = 0) -> None:
         """Record a chunk that is done; soon, and after its data, the record is on the disk."""
-        self.attempt.note_result(chunk.key, self.job.layout, result)
-        self._unsynced += max(written, chunk.nbytes)
-        if self._unsynced >= SYNC_BYTES or time.monotonic() - self._last_sync >= SYNC_SECONDS:
-            self._commit()
+        self._commits.note(chunk.key, result, max(written, chunk.nbytes))
         self._done(chunk)
 
-    def _commit(self) -> None:
-        """Between two chunks. A source that has changed since it was planned with leaves no line."""
+    def _check_unchanged(self) -> None:
+        """A source that has changed since it was planned with leaves no line."""
         for reader in self._readers:
             reader.check_unchanged()
-        self._commits.begin()
-        self._unsynced, self._last_sync = 0, time.monotonic()
 
     def _measure(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
         reader = self._reader(held, tile_bytes(self.job.plan.options.max_memory))
@@ -186,99 +135,72 @@ class ChunkWork:
             self._note(chunk, levels_json(levels, source.gains[chunk.name]))
 
     def _write(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
-        plan, pipeline = self.job.plan, self._pipeline(held)
-        tensors = {t.name: t for t in plan.tensors}
-        shards = {n: s for s in plan.shards if s.meta is not None for n in (*s.meta.tensors, *s.meta.kept)}
-        levels = LevelSource(plan, pipeline.reader, pipeline.device, self.job.scans, self.job.levels)
-        state = RunState(scans=self.job.scans)
-        work = WorkList(plan, pipeline.reader, state, levels, ProgressMeter(None, 0), pipeline.device)
-
-        def items() -> Iterator[WorkItem]:
-            for chunk in chunks:
-                yield from work.items_between(tensors[chunk.name], chunk.start, chunk.stop)
-
+        pipeline = self._pipeline(held)
+        sealer = held.enter_context(Sealer(self.job, self.job.chunks, self._commits, self.attempt))
+        seals = SealAsWritten(self.job, chunks, self._commits, sealer)
         waiting = iter(chunks)
         chunk, filling = next(waiting), None
-        for piece, made in pipeline.quantized(items()):
+        for piece, made in pipeline.quantized(self._items(chunks, pipeline)):
             if filling is None:
-                shard = shards[chunk.name]
-                filling = _Filling(shard, PageWriter(self._file(shard), self.job.file.page), pipeline.reader)
+                filling = _Filling(chunk, seals.shard_of(chunk.name), self._commits, pipeline.reader)
             filling.write(piece, made)
             if _ends(piece, chunk):
                 self._note(chunk, filling.result(), filling.written)
+                if self._seals:
+                    seals.done(chunk)
                 chunk, filling = next(waiting, chunk), None
+        sealer.note_finished(wait=True)
 
-    def _file(self, shard: Shard) -> SharedFile:
-        return self._commits.file(
-            self.job.staging.output / shard.name, shard.nbytes, begun=shard.name in self._begun_files()
-        )
-
-    def _begun_files(self) -> set[str]:
-        """The files of which the journals know a chunk."""
-        if self._begun is None:
-            written = {key.name for key, layout in self.job.journals.places if layout == self.job.layout}
-            metas = {s.name: s.meta for s in self.job.plan.shards if s.meta is not None}
-            self._begun = {n for n, m in metas.items() if not written.isdisjoint((*m.tensors, *m.kept))}
-        return self._begun
+    def _items(self, chunks: Sequence[Chunk], pipeline: Pipeline) -> Iterator[WorkItem]:
+        plan, state = self.job.plan, RunState(scans=self.job.scans)
+        levels = LevelSource(plan, pipeline.reader, pipeline.device, self.job.scans, self.job.levels)
+        work = WorkList(plan, pipeline.reader, state, levels, ProgressMeter(None, 0), pipeline.device)
+        for chunk in chunks:
+            yield from work.items_between(self._tensors[chunk.name], chunk.start, chunk.stop)
 
     def _seal(self, chunks: Sequence[Chunk], held: ExitStack) -> None:
-        """As many files at once as there are threads, since a checksum is the work of one."""
-        written = self.job.by_tensor(self.job.written)
+        sealer = held.enter_context(Sealer(self.job, self.job.written, self._commits, self.attempt))
         shards = {shard.name: shard for shard in self.job.plan.shards}
-        threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as pool:
-            for begin in range(0, len(chunks), threads):
-                some = chunks[begin : begin + threads]
-                files = [self._complete(shards[chunk.name], written) for chunk in some]
-                digests = list(pool.map(self._synced, (file for file, _ in files)))  # a note may close all files
-                for chunk, (_, sums), digest in zip(some, files, digests, strict=True):
-                    self._note(chunk, sealed_json(digest, sums), shards[chunk.name].nbytes)
-
-    def _complete(
-        self, shard: Shard, written: Mapping[str, Sequence[Chunk]]
-    ) -> tuple[SharedFile, dict[str, ErrorSums]]:
-        """Write what chunks have left of a file to whoever seals it, and its header."""
-        assert shard.meta is not None
-        file = self._file(shard)
-        for name in (*shard.meta.tensors, *shard.meta.kept):
-            for part in written.get(name, ()):
-                for offset, data in edges_of(self.job.result(part), shard.header_nbytes, shard.nbytes):
-                    file.write_at(offset, data)
-        sums = {
-            name: merged_sums((part, self.job.result(part)) for part in written[name]) for name in shard.meta.tensors
-        }
-        set_statistics(shard, sums)
-        file.write_at(0, shard.header())
-        return file, sums
-
-    def _synced(self, file: SharedFile) -> str:
-        """Make a file durable, and meanwhile its checksum, where the output has any."""
-        with ThreadPoolExecutor(1) as pool:
-            synced = pool.submit(file.sync)
-            digest = sha256(file.path, self.attempt.beat) if self.job.to_folder else ""
-            synced.result()
-        return digest
+        for chunk in chunks:
+            sealer.begin(chunk, shards[chunk.name])
+            for sealed in sealer.note_finished(wait=sealer.full):
+                self._done(sealed)
+        for sealed in sealer.note_finished(wait=True):
+            self._done(sealed)
 
 
 class _Filling:
     """What is made of one chunk, on its way to its file."""
 
-    def __init__(self, shard: Shard, pages: PageWriter, reader: TileReader) -> None:
-        self._shard, self._pages, self._reader = shard, pages, reader
+    def __init__(self, chunk: Chunk, shard: Shard, commits: Commits, reader: TileReader) -> None:
+        self._chunk, self._shard, self._reader = chunk, shard, reader
+        self._pages = commits.pages(shard.name, shard.nbytes)
         self._sums: RowSums | None = None
-        self.written = 0
+        self.written = 0  # bytes
 
     def write(self, piece: Piece, made: torch.Tensor | QuantizedSpan) -> None:
+        target = _ChunkTarget(self._pages, self._chunk.key)
         if isinstance(made, QuantizedSpan):
             self._sums = self._sums or RowSums()
             self._sums.add(made)
-            self.written += write_span(made, piece.tensor.name, self._shard, self._pages)
+            self.written += write_span(made, piece.tensor.name, self._shard, target)
         else:
-            self.written += write_plain(piece, made, self._reader, self._shard, self._pages)
+            self.written += write_plain(piece, made, self._reader, self._shard, target)
 
     def result(self) -> dict[str, Any]:
-        sums = self._sums.to_json() if self._sums is not None else {}
-        return {"edges": edges_json(self._pages.edges()), **sums}
+        """Without the bytes on shared pages, which are known when it is committed."""
+        return {"edges": [], **(self._sums.to_json() if self._sums is not None else {})}
+
+
+@dataclass(frozen=True)
+class _ChunkTarget:
+    """The pages of a file, for the bytes of one chunk."""
+
+    pages: PageWriter
+    chunk: ChunkKey
+
+    def write(self, offset: int, data: torch.Tensor | bytes) -> None:
+        self.pages.write(offset, data, self.chunk)
 
 
 def _ends(piece: Piece, chunk: Chunk) -> bool:

@@ -17,6 +17,7 @@ from kbitq.checkpoint.source.side_files import WEIGHTS_SUFFIX
 from kbitq.cluster.attempts import Attempt
 from kbitq.cluster.chunks import Part
 from kbitq.cluster.job import Job
+from kbitq.cluster.pages import removed
 from kbitq.cluster.results import sealed_of
 from kbitq.cluster.worker import run_chunks
 from kbitq.errors import CheckpointError
@@ -75,6 +76,9 @@ def _publish(job: Job, started: float) -> RunReport:
     report.fit_gain_db = mean_gain_db(plan, job.gains)
     if not all((staging.output / shard.name).is_file() for shard in plan.shards):
         return _was_published(job, report)
+    for shard in plan.shards:
+        if (staging.output / shard.name).stat().st_size != shard.nbytes:
+            raise removed(staging.output / shard.name)
     check_output(plan)
     staging.needed = [shard.name for shard in plan.shards]
     names = set(staging.needed)
@@ -91,7 +95,8 @@ def _publish(job: Job, started: float) -> RunReport:
 def _was_published(job: Job, report: RunReport) -> RunReport:
     """An earlier ``finish`` gave the output its name and was cut before it had tidied up."""
     if not job.file.out.exists():
-        raise CheckpointError(f"{job.staging.output} lacks files that were written", remedy="plan-again")
+        missing = (job.staging.output / shard.name for shard in job.plan.shards)
+        raise removed(next(path for path in missing if not path.is_file()))
     job.staging.discard()
     return report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Job:
         """The result of a chunk of this phase, or of one that was written."""
         return self.journals.result(chunk.key, self.layout)
 
-    def by_tensor(self, chunks: list[Chunk]) -> dict[str, list[Chunk]]:
+    def by_tensor(self, chunks: Sequence[Chunk]) -> dict[str, list[Chunk]]:
         """Chunks by the name that they are of, in order."""
         groups: dict[str, list[Chunk]] = {}
         for chunk in chunks:

@@ -1,19 +1,21 @@
-"""Writing parts of one file from several machines: only whole pages that one chunk fills.
+"""Writing parts of one file from several machines: only whole pages that one process fills.
 
 Over NFS a machine may send a whole page although a few bytes of it changed, and so undo what another wrote beside them.
-So a chunk writes the pages that it fills by itself; what it has of others goes into its journal, and whoever seals the
-file puts those bytes in their places.
+So a process writes the pages that chunks fill whose lines it is about to commit; what they have of others goes into
+those lines, and whoever seals the file puts those bytes in their places.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from bisect import insort
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from kbitq.checkpoint.output.file_writer import write_all, writing
+from kbitq.cluster.chunks import ChunkKey
 from kbitq.errors import CheckpointError
 
 
@@ -38,11 +40,11 @@ class SharedFile:
             try:
                 self._fd = os.open(path, flags, 0o666)
             except FileNotFoundError:
-                raise _gone(path) from None
+                raise removed(path) from None
             try:
                 size = os.fstat(self._fd).st_size
                 if begun and size != nbytes:
-                    raise _gone(path)
+                    raise removed(path)
                 # Never posix_fallocate: where a file system lacks it, the C library writes zeros over others' bytes.
                 if size != nbytes:
                     os.ftruncate(self._fd, nbytes)
@@ -64,7 +66,8 @@ class SharedFile:
         os.close(self._fd)
 
 
-def _gone(path: Path) -> CheckpointError:
+def removed(path: Path) -> CheckpointError:
+    """What is to be said of a file that is not there as the journals have it."""
     return CheckpointError(
         f"{path} was removed or cut short, and the journals beside it say that parts of it are written",
         remedy="plan-again",
@@ -72,13 +75,16 @@ def _gone(path: Path) -> CheckpointError:
 
 
 class PageWriter:
-    """What one chunk writes to a file. ``edges`` are the bytes that it has on pages that it does not fill."""
+    """What a process writes to one file between two commits: the pages that its chunks fill, alone or together.
+
+    ``take_edges`` gives the bytes that are left on other pages, by the chunk that they are of.
+    """
 
     def __init__(self, file: SharedFile, page: int) -> None:
         self._file, self._page = file, page
-        self._partial: dict[int, dict[int, bytes]] = {}  # page -> offset in the file -> bytes there
+        self._partial: dict[int, list[_Run]] = {}
 
-    def write(self, offset: int, data: torch.Tensor | bytes) -> None:
+    def write(self, offset: int, data: torch.Tensor | bytes, chunk: ChunkKey) -> None:
         """Write all of ``data`` (contiguous, on the CPU) at byte ``offset``, but what lies on pages not filled yet."""
         flat = data.reshape(-1).view(torch.uint8).numpy() if isinstance(data, torch.Tensor) else data
         view = memoryview(flat)  # type: ignore[arg-type]
@@ -87,27 +93,36 @@ class PageWriter:
         if first < last:
             self._file.write_at(first, view[first - offset : last - offset])
         if offset < min(first, end):
-            self._keep(offset, bytes(view[: min(first, end) - offset]))
+            self._keep(_Run(offset, bytes(view[: min(first, end) - offset]), chunk))
         if max(last, first) < end:
-            self._keep(max(last, first), bytes(view[max(last, first) - offset :]))
+            self._keep(_Run(max(last, first), bytes(view[max(last, first) - offset :]), chunk))
 
-    def edges(self) -> Iterator[tuple[int, bytes]]:
-        """Offsets and bytes, none of them next to each other."""
+    def take_edges(self) -> dict[ChunkKey, list[tuple[int, bytes]]]:
+        """Offsets and bytes that were not written, by chunk; none are kept any longer."""
+        found: dict[ChunkKey, list[tuple[int, bytes]]] = {}
         for number in sorted(self._partial):
-            yield from sorted(self._partial[number].items())
+            for run in self._partial[number]:
+                edges = found.setdefault(run.chunk, [])
+                if edges and edges[-1][0] + len(edges[-1][1]) == run.offset:
+                    edges[-1] = edges[-1][0], edges[-1][1] + run.data
+                else:
+                    edges.append((run.offset, run.data))
+        self._partial.clear()
+        return found
 
-    def _keep(self, offset: int, data: bytes) -> None:
-        """Keep bytes of one page, joined to those that they follow or that follow them; write it when it is full."""
-        number = offset // self._page
-        runs = self._partial.setdefault(number, {})
-        for start, before in list(runs.items()):
-            if start + len(before) == offset:
-                offset, data = start, before + data
-                del runs[start]
-            elif offset + len(data) == start:
-                data += before
-                del runs[start]
-        runs[offset] = data
-        if len(data) == self._page:
-            self._file.write_at(offset, data)
+    def _keep(self, run: _Run) -> None:
+        """Keep bytes of one page, and write it when it is full."""
+        number = run.offset // self._page
+        runs = self._partial.setdefault(number, [])
+        insort(runs, run)
+        if sum(len(r.data) for r in runs) == self._page:
+            self._file.write_at(number * self._page, b"".join(r.data for r in runs))
             del self._partial[number]
+
+
+class _Run(NamedTuple):
+    """Bytes on a page that are not written yet; no byte of the output is of two chunks, so runs do not overlap."""
+
+    offset: int
+    data: bytes
+    chunk: ChunkKey

@@ -8,28 +8,23 @@ other would: if it dies, Ray ends its tasks, and the same command goes on from w
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import kbitq.errors
 from kbitq.checkpoint.plan.plan import Plan
 from kbitq.checkpoint.quantization import RunReport
 from kbitq.checkpoint.source.progress import Progress
-from kbitq.cluster import ray_tasks
-from kbitq.cluster.attempts import Follower
 from kbitq.cluster.chunks import Chunk, Part
 from kbitq.cluster.finishing import finish_job
 from kbitq.cluster.job import Job
 from kbitq.cluster.planning import save_plan
-from kbitq.cluster.ray_nodes import RayOptions, Room, check_nodes, error_of, room_of
+from kbitq.cluster.ray_nodes import RayOptions, Room, check_nodes, room_of
+from kbitq.cluster.ray_phase import PhaseTasks
 from kbitq.errors import ClusterError
 
 PARTS_OF_A_WORKER = 20
 HUB_WORKERS = 8  # at once, of a source that is read from the Hub, which limits the rate of requests
-_RETRIES = 10  # of a task whose node died or whose system failed
-_MOST_STALLS = 3  # of one part
 _MOST_ROUNDS = 3  # of one phase, each over what the one before has left
 _LATE_SECONDS = 90.0  # until NFS shows what a task wrote
 _ALIVE_SECONDS, _TELL_SECONDS = 30.0, 30.0
@@ -87,14 +82,6 @@ def _connect(ray: Any, address: str) -> bool:
     return True
 
 
-@dataclass
-class _Task:
-    """A task in flight."""
-
-    part: Part
-    submitted: float
-
-
 class _Launcher:
     def __init__(
         self,
@@ -107,10 +94,8 @@ class _Launcher:
     ) -> None:
         self.ray, self.job, self.options = ray, job, options
         self._progress, self._say = progress, say
-        self._device = "cuda" if options.gpus_per_worker else "cpu"
         self._room = room
         self._slots = min(room.slots, HUB_WORKERS) if job.plan.checkpoint.storage.distant else room.slots
-        self._stalls: Counter[str] = Counter()
         self._told = time.monotonic()
 
     def run(self) -> None:
@@ -137,90 +122,10 @@ class _Launcher:
         count = min(len(self.job.chunks), parts)
         lacking = {c.key for c in missing}
         all_parts = (Part(i, count) for i in range(count))
-        waiting = deque(part for part in all_parts if any(c.key in lacking for c in part.of(self.job.chunks)))
-        running: dict[Any, _Task] = {}
+        waiting = [part for part in all_parts if any(c.key in lacking for c in part.of(self.job.chunks))]
         limited = self.options.workers is not None or self.job.plan.checkpoint.storage.distant
         most = self._slots if limited else 2 * self._slots  # one more each, so that no worker waits for this process
-        try:
-            while waiting or running:
-                while waiting and len(running) < most:
-                    part = waiting.popleft()
-                    running[self._submit(phase, part)] = _Task(part, time.monotonic())
-                done, _ = self.ray.wait(list(running), num_returns=1, timeout=1.0)
-                for reference in done:
-                    task = running.pop(reference)
-                    if not self._finished(reference):
-                        self._count_stall(task.part)
-                        waiting.append(task.part)
-                self.job.journals.update()
-                self._tell()
-                for reference in self._stalled(phase, running):
-                    waiting.appendleft(running.pop(reference).part)
-        finally:
-            for reference in running:
-                self.ray.cancel(reference, force=True)
-
-    def _submit(self, phase: str, part: Part) -> Any:
-        task = self.ray.remote(ray_tasks.do_part).options(
-            num_cpus=self._room.cpus,
-            num_gpus=self.options.gpus_per_worker,
-            max_retries=_RETRIES,
-            retry_exceptions=[OSError],
-        )
-        return task.remote(str(self.job.file.path), phase, part.index, part.count, self._device)
-
-    def _finished(self, reference: Any) -> bool:
-        """Whether a task came to its end; False where it was ended because it made no progress."""
-        try:
-            outcome = self.ray.get(reference)
-        except (self.ray.exceptions.TaskCancelledError, self.ray.exceptions.WorkerCrashedError):
-            return False
-        except self.ray.exceptions.RayError as error:
-            raise ClusterError(
-                f"a worker failed {_RETRIES} times: {kbitq.errors.first_line(error)}",
-                hint="the same command goes on from where it was; ray logs has more",
-            ) from None
-        if outcome:
-            raise error_of(outcome)
-        return True
-
-    def _stalled(self, phase: str, running: dict[Any, _Task]) -> list[Any]:
-        """The tasks that give no sign any more. They are ended, as far as their nodes answer.
-
-        A task that has no journal yet may wait for a worker: it counts as one that hangs when nobody gives a sign.
-        """
-        known, found, now = defaultdict(list), [], time.monotonic()
-        for attempt in self.job.journals.attempts.values():
-            known[attempt.part].append(attempt)
-        heard = max((attempt.grew for attempts in known.values() for attempt in attempts), default=0.0)
-        for reference, task in running.items():
-            attempts = known.get(ray_tasks.label(phase, task.part), [])
-            mine = [attempt for attempt in attempts if attempt.began >= task.submitted]
-            last = max(mine, key=lambda attempt: attempt.grew, default=None)
-            if now - max(heard if last is None else last.grew, task.submitted) > self.options.stall:
-                seconds = f"{self.options.stall:.0f} s"
-                self._say(f"part {task.part} of the phase '{phase}' made no progress for {seconds}: it is begun again")
-                self.ray.cancel(reference, force=True)  # which a process that hangs may not hear
-                if last is not None:
-                    self._end_process(last)
-                    self._count_stall(task.part)
-                found.append(reference)
-        return found
-
-    def _end_process(self, attempt: Follower) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        if any(node["NodeID"] == attempt.node for node in self.ray.nodes() if node["Alive"]):
-            there = NodeAffinitySchedulingStrategy(attempt.node, soft=False)
-            self.ray.remote(ray_tasks.end).options(num_cpus=0, scheduling_strategy=there).remote(attempt.pid)
-
-    def _count_stall(self, part: Part) -> None:
-        self._stalls[str(part)] += 1
-        if self._stalls[str(part)] > _MOST_STALLS:
-            raise ClusterError(
-                f"part {part} of the phase '{self.job.phase}' was ended {_MOST_STALLS + 1} times",
-                hint="the same command goes on from where it was; ray logs has more",
-            )
+        PhaseTasks(self.ray, self.job, self.options, self._room, self._say).run(phase, waiting, most, self._tell)
 
     def _await_journals(self, phase: str) -> None:
         """Return when the journals say that the phase is complete, or after as long as NFS may need to show it."""

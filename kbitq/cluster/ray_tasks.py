@@ -39,7 +39,8 @@ def do_part(path: str, phase: str, index: int, count: int, device: str) -> Outco
         if job.phase == phase:
             name = label(phase, Part(index, count))
             with Attempt(job.file.journals, job.file.hash, name, _node()) as attempt:
-                run_chunks(job, Part(index, count), attempt)
+                # Where there are several, none waits at its end for the sum of one file: sums are parts of their own.
+                run_chunks(job, Part(index, count), attempt, seals=count == 1)
     except KbitqError as error:
         _JOBS.clear()
         if isinstance(error.__context__, OSError) and not isinstance(error, NoSpaceError):

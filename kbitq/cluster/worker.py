@@ -97,10 +97,12 @@ def work(
         return _Worker(job, part, attempt, patience, progress, say).run()
 
 
-def run_chunks(job: Job, part: Part, attempt: Attempt, done: Callable[[Chunk], None] | None = None) -> int:
-    """Do what is missing of a part of the phase at hand. Returns the number of chunks."""
+def run_chunks(
+    job: Job, part: Part, attempt: Attempt, done: Callable[[Chunk], None] | None = None, *, seals: bool = True
+) -> int:
+    """Do what is missing of a part of the phase at hand; ``seals``: see ``ChunkWork``. Returns the number of chunks."""
     chunks = [c for c in part.of(job.chunks) if not job.is_done(c)]
-    ChunkWork(job, attempt, done).run(chunks)
+    ChunkWork(job, attempt, done, seals=seals).run(chunks)
     return len(chunks)
 
 

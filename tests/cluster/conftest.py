@@ -1,9 +1,10 @@
-"""The program in this process, and a small checkpoint to run it on."""
+"""The program in this process, and small checkpoints to run it on."""
 
 from pathlib import Path
 
 import pytest
 
+from helpers.checkpoints import model_tensors, write_folder
 from helpers.program import Kbitq, in_this_process, save_tiny
 
 
@@ -19,3 +20,9 @@ def kbitq(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def tiny(tmp_path: Path) -> Path:
     """A one-file checkpoint of ``tiny_tensors``."""
     return save_tiny(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of ``model_tensors`` in two files."""
+    return write_folder(tmp_path / "tiny", model_tensors(), shards=2)

@@ -7,35 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from helpers.checkpoints import bytes_of, model_tensors, partials, write_folder
-from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
-from kbitq.cluster import Part, finish, save_plan, work
+from helpers.checkpoints import bytes_of, partials
+from helpers.plans import Killed, built, do, killed, saved, whole
+from kbitq.checkpoint import QuantizeOptions
+from kbitq.cluster import Part, finish
 from kbitq.errors import CheckpointError, NoSpaceError
-
-SMALL = 3000  # bytes of a chunk: the tensors of the small checkpoint are cut into several
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "tiny", model_tensors(), shards=2)
-
-
-def saved(source: Path, out: Path, options: QuantizeOptions, chunk_bytes: int = SMALL) -> Path:
-    return save_plan(plan_quantize(source, out, options), out.parent / "plan.json", chunk_bytes=chunk_bytes).path
-
-
-def whole(source: Path, out: Path, options: QuantizeOptions) -> dict[str, bytes]:
-    return bytes_of(run(plan_quantize(source, out, options)).out)
-
-
-def do(plan: Path, part: Part) -> Any:
-    return work(plan, part, patience=0.0)
-
-
-class Killed(BaseException):
-    """Stands for a death without grace: nothing that the library catches."""
 
 
 def test_finish_says_which_parts_are_missing(folder: Path, tmp_path: Path) -> None:
@@ -48,33 +25,15 @@ def test_finish_says_which_parts_are_missing(folder: Path, tmp_path: Path) -> No
     finish(plan)
 
 
-def test_files_are_sealed_side_by_side(folder: Path, tmp_path: Path) -> None:
-    """With more threads than files, and with fewer; a single run's bytes, checksums included."""
-    options = QuantizeOptions(k=3, max_shard_size=20_000)
-    before, single = torch.get_num_threads(), whole(folder, tmp_path / "a" / "out", options)
-    assert sum(name.endswith(".safetensors") for name in single) >= 4
-    try:
-        for threads in (3, 16):
-            torch.set_num_threads(threads)
-            out = tmp_path / str(threads) / "out"
-            plan = saved(folder, out, options)
-            do(plan, Part(0, 1))
-            finish(plan)
-            assert bytes_of(out) == single
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_finish_killed_before_it_tidied_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["publish_folder", "discard"])
+def test_finish_killed_when_it_was_about_to_publish_or_to_tidy_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     options = QuantizeOptions(k=3)
     plan = saved(folder, tmp_path / "b" / "out", options)
     do(plan, Part(0, 1))
-
-    def killed(*_: object) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("kbitq.checkpoint.output.staging.Staging.discard", killed)
+        patch.setattr(f"kbitq.checkpoint.output.staging.Staging.{step}", killed)
         finish(plan)
     finish(plan)
     assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
@@ -89,12 +48,12 @@ def test_files_that_are_removed_between_are_not_taken_for_written(
     options = QuantizeOptions(k=3, max_shard_size=30_000)
     plan = saved(folder, tmp_path / "b" / "out", options)
     do(plan, Part(0, 2))
-    built = sorted((tmp_path / "b" / ".out.kbitq-partial" / "out").glob("*.safetensors"))
-    damage(built[0])
+    first = min(built(tmp_path / "b" / "out").glob("*.safetensors"))
+    damage(first)
     do(plan, Part(1, 2))
     with pytest.raises(CheckpointError, match=r"safetensors was removed or cut short, and the journals beside it say"):
         finish(plan)
-    built[0].unlink(missing_ok=True)
+    first.unlink(missing_ok=True)
     again = saved(folder, tmp_path / "b" / "out", options)
     assert do(again, Part(0, 1)).reused == 0
     finish(again)
@@ -107,10 +66,6 @@ def test_an_output_is_not_replaced_by_what_journals_of_it_are_left(
     """Published, not tidied up, and begun again with ``force``: the same plan, whose files are new ones."""
     options = QuantizeOptions(k=3, force=True)
     do(saved(folder, tmp_path / "b" / "out", options), Part(0, 1))
-
-    def killed(*_: object) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("kbitq.checkpoint.output.staging.Staging.discard", killed)
         finish(tmp_path / "b" / "plan.json")
@@ -143,23 +98,6 @@ def test_two_that_finish_at_once(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
 
 
-def test_finish_killed_when_it_was_about_to_publish(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = QuantizeOptions(k=3)
-    plan = saved(folder, tmp_path / "b" / "out", options)
-    do(plan, Part(0, 1))
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("kbitq.checkpoint.output.staging.Staging.publish_folder", killed)
-        finish(plan)
-    finish(plan)
-    assert bytes_of(tmp_path / "b" / "out") == whole(folder, tmp_path / "a" / "out", options)
-
-
 @pytest.mark.parametrize(("call", "times"), [("pwrite", 1), ("write", 4), ("fdatasync", 4)])
 def test_a_full_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, times: int) -> None:
     """A sentence, whatever was being written; when there is room again, the same command goes on."""
@@ -174,7 +112,7 @@ def test_a_full_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr("kbitq.cluster.chunk_work.SYNC_BYTES", 1)
+        patch.setattr("kbitq.cluster.commits.SYNC_BYTES", 1)
         patch.setattr(os, call, full)
         with pytest.raises(NoSpaceError, match="no space left to write"):
             do(plan, Part(0, 1))

@@ -12,8 +12,8 @@ import torch
 from helpers.program import Kbitq
 from kbitq.cluster.attempts import Follower
 from kbitq.cluster.chunks import Part
-from kbitq.cluster.ray_launcher import _Launcher, _Task
 from kbitq.cluster.ray_nodes import RayOptions, check_answer, error_of, room_of
+from kbitq.cluster.ray_phase import PhaseTasks, _Task
 from kbitq.cluster.ray_tasks import do_part, look
 from kbitq.errors import ClusterError, NonFiniteError, SourceChangedError
 
@@ -128,12 +128,12 @@ class Quiet:
         self.job = SimpleNamespace(journals=SimpleNamespace(attempts={"old": old}))
         self.options, self._say = RayOptions(stall=1), self.said.append
         self._end_process = lambda attempt: self.ended.append(attempt.pid)
-        self._count_stall = self.counted.append
+        self._count_stall = lambda _, part: self.counted.append(part)
 
     def stalled(self, *ages: float) -> list[int]:
         now = time.monotonic()
         tasks: Any = {i: _Task(Part(i, 2), now - age) for i, age in enumerate(ages)}
-        return _Launcher._stalled(self, "write", tasks)  # type: ignore[arg-type]
+        return PhaseTasks._stalled(self, "write", tasks)  # type: ignore[arg-type]
 
 
 def test_tasks_that_wait_and_tasks_that_hang() -> None:

@@ -10,17 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.checkpoints import model_tensors, write_folder
 from kbitq.checkpoint import QuantizeOptions, plan_quantize
 from kbitq.cluster import Part, finish, parse_part, part_of_environment, save_plan, work
 from kbitq.cluster.attempts import Journals
 from kbitq.cluster.plan_file import open_plan
 from kbitq.errors import CheckpointError, OptionError, OutputExistsError, SourceChangedError
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "tiny", model_tensors(), shards=2)
 
 
 @pytest.fixture
@@ -209,15 +203,15 @@ def test_every_chunk_is_of_one_part() -> None:
 def test_a_source_that_changes_while_it_is_read_leaves_no_line(
     plan: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kbitq.cluster.chunk_work import ChunkWork
+    from kbitq.cluster.chunk_work import _Filling
 
-    real = ChunkWork._write
+    real = _Filling.write
 
-    def changed_meanwhile(self: ChunkWork, *given: Any) -> None:
+    def changed_meanwhile(self: _Filling, *given: Any) -> None:
         real(self, *given)
         (folder / "model-00001-of-00002.safetensors").touch()
 
-    monkeypatch.setitem(__import__("kbitq.cluster.chunk_work", fromlist=["_WORK"])._WORK, "write", changed_meanwhile)
+    monkeypatch.setattr(_Filling, "write", changed_meanwhile)
     with pytest.raises(SourceChangedError):
         work(plan, Part(), patience=0)
     assert not any(b'"is":"write"' in line for line in lines_of(tmp_path / ".out.kbitq-partial" / "parts"))
