@@ -12,7 +12,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from helpers.program import spawn
+from helpers.program import in_this_process, spawn
 from kbitq.card import Subject, command_of, model_card, source_in, source_text
 from kbitq.card.front_matter import split
 from kbitq.card.markdown import code, fenced, inline
@@ -311,17 +311,16 @@ WAYS: dict[str, Callable[[Path], list[object]]] = {
 }  # fmt: skip
 
 
-def kbitq(*arguments: object, cwd: Path) -> None:
-    done = spawn(*arguments, cwd=cwd)
-    assert done.code == 0, done.err
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_its_command_makes_the_bytes_again(way: str, source: Path) -> None:
+def test_its_command_makes_the_bytes_again(
+    way: str, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a fresh process, in a folder where the source and the files that the card names lie."""
+    monkeypatch.chdir(source.parent)
     first, elsewhere = source.parent / "first", source.parent / "elsewhere"
     elsewhere.mkdir()
-    kbitq("quantize", source, *WAYS[way](source.parent), "-o", first, "-q", cwd=source.parent)
+    done = in_this_process(capsys)("quantize", source, *WAYS[way](source.parent), "-o", first, "-q")
+    assert done.code == 0, done.err
     card = (first / "README.md").read_text()
     ledger = json.loads((first / "quantization_report.json").read_text())
     words = command_in(card)
@@ -335,7 +334,8 @@ def test_its_command_makes_the_bytes_again(way: str, source: Path) -> None:
             assert f"`{name}` has the SHA-256" in card
     if "--recipe" in words:
         (elsewhere / "quantization_recipe.toml").symlink_to(first / "quantization_recipe.toml")
-    kbitq(*words[1:], "-o", "again", cwd=elsewhere)
+    done = spawn(*words[1:], "-o", "again", cwd=elsewhere)
+    assert done.code == 0, done.err
     files = {path.name: path.read_bytes() for path in first.iterdir()}
     assert {path.name: path.read_bytes() for path in (elsewhere / "again").iterdir()} == files
 

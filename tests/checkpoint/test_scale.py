@@ -80,16 +80,19 @@ def kilobytes(key):
 
 before = kilobytes("VmRSS")
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
+for first in sys.argv[4:]:
+    run(plan_quantize(first, first + ".out", QuantizeOptions(k=3)))
+    before = kilobytes("VmRSS")
 run(plan_quantize(sys.argv[1], sys.argv[2], QuantizeOptions(k=3, max_memory=int(sys.argv[3]))))
 print(json.dumps((kilobytes("VmHWM") - before) * 1024))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_memory", [1 * MEBI, 48 * MEBI])
+@pytest.mark.parametrize("max_memory", [1 * MEBI, 24 * MEBI])
 def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
     """A source eight times the larger bound, one tensor of it far beyond; a file with holes, so that it is quick."""
-    sizes = {"BF16": (40_000, 4096), "F64": (4_000, 1111), "F8_E4M3": (8_000, 4096), "F32": (2, 2_000_001)}
+    sizes = {"BF16": (20_000, 4096), "F64": (4_000, 1111), "F8_E4M3": (8_000, 4096), "F32": (2, 2_000_001)}
     header, at = {}, 0
     for dtype, (rows, cols) in sizes.items():
         item = {"BF16": 2, "F64": 8, "F8_E4M3": 1, "F32": 4}[dtype]
@@ -99,7 +102,7 @@ def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
     path = raw_file(tmp_path / "holes.safetensors", header)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size + at + 63 * 32 * 4)
-    assert path.stat().st_size > 8 * max_memory
+    assert path.stat().st_size > max(8 * max_memory, max_memory + SLACK)
     command = [sys.executable, "-c", PROGRAM, str(path), str(tmp_path / "out.safetensors"), str(max_memory)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) <= max_memory + SLACK
@@ -109,13 +112,13 @@ def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
 @pytest.mark.slow
 def test_memory_of_many_tensors_is_counted(tmp_path: Path) -> None:
     """The figure of ``plan`` holds where tensors are many and small, and a bound that they exceed is noted."""
-    source = many(tmp_path / "many", 20_000)
-    plan = plan_quantize(source, tmp_path / "out.safetensors", QuantizeOptions(k=3, max_memory=48 * MEBI))
-    assert "the plan of 20,000 tensors takes up to 163 MB of memory, beside the 50 MB" in plan.notes[-1]
-    file, out = source / "model.safetensors", tmp_path / "made.safetensors"
-    command = [sys.executable, "-c", PROGRAM, str(file), str(out), str(48 * MEBI)]
+    source = many(tmp_path / "many", 6_000)
+    plan = plan_quantize(source, tmp_path / "out.safetensors", QuantizeOptions(k=3, max_memory=8 * MEBI))
+    assert "the plan of 6,000 tensors takes up to 49 MB of memory, beside the 8 MB" in plan.notes[-1]
+    file, out, few = source / "model.safetensors", tmp_path / "made.safetensors", many(tmp_path / "few", 10)
+    command = [sys.executable, "-c", PROGRAM, str(file), str(out), str(8 * MEBI), str(few)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) <= plan.to_json()["peak_memory"] + SLACK
+    assert json.loads(done.stdout) <= plan.to_json()["peak_memory"]
 
 
 def test_estimate(folder: Path, tmp_path: Path) -> None:

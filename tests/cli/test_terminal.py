@@ -39,7 +39,7 @@ def long_names(tmp_path: Path) -> Path:
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
     """A checkpoint that takes seconds at K=8 with the scalar code."""
-    return save_random(tmp_path / "slow.safetensors", {f"layers.{i}.up.weight": (1024, 1024) for i in range(16)})
+    return save_random(tmp_path / "slow.safetensors", {f"layers.{i}.up.weight": (1024, 1024) for i in range(10)})
 
 
 SLOWLY = {**os.environ, "KBITQ_SIMD": "scalar", "TERM": "xterm", "NO_COLOR": "1"}

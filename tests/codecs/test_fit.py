@@ -13,7 +13,7 @@ from kbitq.codecs import codebooks, fit, reference
 from kbitq.format import BLOCK, block_count
 
 # dB over the weights of MiniLM's encoder, at K + 0.25 bits a weight.
-MINILM_TARGET = {2: 9.38, 3: 15.55, 4: 22.04, 5: 28.08}
+MINILM_TARGET = {2: 9.50, 3: 15.73, 4: 22.08, 5: 28.24}  # of the first and the last of the six layers
 
 
 def fitted_by_loop(w: np.ndarray, k: int, positions: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
@@ -166,7 +166,7 @@ def test_minilm_encoder(minilm: Path, k: int):
     with safe_open(minilm / "model.safetensors", framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
             w = file.get_tensor(name)
-            if name.startswith("encoder.layer.") and w.dim() == 2:
+            if name.startswith(("encoder.layer.0.", "encoder.layer.5.")) and w.dim() == 2:
                 q = kbitq.quantize(w, k, codebook="fit")
                 totals += ops.stats(w, **q.matrices()).sum(0)[:2].numpy()
     assert 10 * np.log10(totals[0] / totals[1]) >= MINILM_TARGET[k]

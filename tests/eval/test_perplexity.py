@@ -114,11 +114,17 @@ def test_windows() -> None:
 
 # -- a real model ------------------------------------------------------------------------------------------------------
 
-# Perplexity of pycode-llama-26m by the prototype that the format was designed with: codebook nf, embeddings kept.
+# Perplexity of pycode-llama-26m, codebook nf, embeddings kept, on 48 windows by the prototype that the format was
+# designed with; and on the first 12 by a kbitq that gave the prototype's on all 48: four times as quick.
 PROTOTYPE = {
     ("absmax", 2): 26.78, ("absmax", 3): 15.40, ("absmax", 4): 14.62, ("absmax", 5): 14.34,
     ("mse", 2): 20.19, ("mse", 3): 15.13, ("mse", 4): 14.58, ("mse", 5): 14.37,
 }  # fmt: skip
+FIRST_12 = {
+    ("absmax", 2): 17.83, ("absmax", 3): 9.83, ("absmax", 4): 9.22, ("absmax", 5): 9.11,
+    ("mse", 2): 12.54, ("mse", 3): 9.68, ("mse", 4): 9.28, ("mse", 5): 9.07,
+}  # fmt: skip
+CASES = [*((*case, 12) for case in FIRST_12), ("mse", 3, 48)]
 
 
 @pytest.fixture(scope="module")
@@ -128,16 +134,17 @@ def pycode(pycode_llama):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale, k", PROTOTYPE, ids=[f"{scale}-{k}" for scale, k in PROTOTYPE])
-def test_perplexities_of_the_prototype(scale: str, k: int, pycode, networkx_tokens) -> None:
+@pytest.mark.parametrize("scale, k, count", CASES)
+def test_perplexities_of_the_prototype(scale: str, k: int, count: int, pycode, networkx_tokens) -> None:
     import copy
 
     from kbitq.nn import replace_linears
 
     model = copy.deepcopy(pycode)
     replace_linears(model, k, scale=scale, codebook="nf")
-    windows = windows_of(read_tokens(networkx_tokens, 8192), 512, 48)
-    assert evaluate(model, windows, batch=4).perplexity == pytest.approx(PROTOTYPE[scale, k], rel=0.02)
+    windows = windows_of(read_tokens(networkx_tokens, 8192), 512, count)
+    wanted = (PROTOTYPE if count == 48 else FIRST_12)[scale, k]
+    assert evaluate(model, windows, batch=4).perplexity == pytest.approx(wanted, rel=0.02)
 
 
 def test_generation_streams_what_it_returns(pycode, pycode_llama) -> None:

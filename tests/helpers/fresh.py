@@ -29,7 +29,9 @@ TIMEOUT = 120.0  # seconds
 BEFORE = (
     "numpy", "torch", "torch._dynamo", "torch._inductor.test_operators", "torch.distributed.fsdp",
     "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.elastic.agent.server.api",
-    "torch.nested", "scipy.optimize", "sympy", "jinja2", "httpx2", "psutil", "regex", "tqdm", "yaml",
+    "torch.nested", "scipy.optimize", "sympy", "jinja2", "httpx2", "httpcore2", "anyio._backends._asyncio",
+    "filelock", "fsspec", "packaging.version", "psutil", "regex", "safetensors.torch", "tokenizers", "tqdm",
+    "truststore", "yaml",
 )  # fmt: skip
 """What has been imported in a fresh process: packages that know nothing of kbitq and that kbitq changes nothing of."""
 

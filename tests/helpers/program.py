@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,11 +33,13 @@ def spawn(*arguments: object, **options: Any) -> Result:
 
 
 def in_this_process(capsys: pytest.CaptureFixture[str]) -> Kbitq:
-    """The program without a process of its own."""
+    """The program without a process of its own. What a plan says of time is measured for a moment, not for a second."""
+    from kbitq.checkpoint.estimation import estimate
     from kbitq.cli.main import run
 
     def call(*arguments: object) -> Result:
-        code = run([str(argument) for argument in arguments])
+        with mock.patch("kbitq.checkpoint.estimate", partial(estimate, seconds=0.0)):
+            code = run([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 

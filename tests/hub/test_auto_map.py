@@ -1,5 +1,7 @@
 """``kbitq push --auto-map``: a Python file through which ``trust_remote_code`` finds kbitq, or says what to install."""
 
+import contextlib
+import io
 import json
 import os
 from pathlib import Path
@@ -34,6 +36,14 @@ def load(folder: Path, before: str = "", how: str = "") -> fresh.Finished:
     return fresh.run("-c", code, env={**os.environ, "HF_HOME": str(folder.parent / "hf"), "HF_HUB_OFFLINE": "1"})
 
 
+def loaded(folder: Path) -> str:
+    """What the program says in this process, in which kbitq has been imported."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(LOAD.format(before="", folder=folder, how=""), {})
+    return said.getvalue()
+
+
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
     make_model("llama").save_pretrained(tmp_path / "plain")
@@ -57,11 +67,10 @@ def test_a_published_model(packed: Path, hub: FakeHub, tmp_path: Path, capsys: p
         (there / name).write_bytes(data)
     assert run(["verify", str(there)]) == 0, capsys.readouterr().out
 
-    here, trusted = load(packed, before="import kbitq"), load(there, how=TRUST)
-    assert here.returncode == 0, here.stderr
-    assert trusted.stdout == here.stdout, trusted.stderr
-    assert here.stdout.startswith("LlamaForCausalLM KbitLinear True\n")
-    assert load(there, before="import kbitq").stdout == here.stdout  # kbitq alone needs no trust
+    here, trusted = loaded(packed), load(there, how=TRUST)
+    assert trusted.stdout == here, trusted.stderr
+    assert here.startswith("LlamaForCausalLM KbitLinear True\n")
+    assert loaded(there) == here  # kbitq alone needs no trust
 
     without = load(there, before="sys.modules['kbitq'] = None", how=TRUST)
     assert without.returncode == 1

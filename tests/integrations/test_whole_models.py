@@ -128,7 +128,7 @@ def test_loading_takes_the_packed_size_and_little_more(tmp_path, folders) -> Non
     from transformers import LlamaForCausalLM
 
     config = llama_config(
-        hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8,
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
         vocab_size=2000, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "source")

@@ -382,8 +382,8 @@ def test_budgets_on_a_language_model(pycode_llama: Path, networkx_tokens: Path, 
         options = QuantizeOptions(budget=Budget(bpw=bpw), force=True)
         run(choose(plan_quantize(pycode_llama, tmp_path / "out", options)))
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
-        windows = windows_of(read_tokens(networkx_tokens, model.config.vocab_size), count=48)
+        windows = windows_of(read_tokens(networkx_tokens, model.config.vocab_size), count=12)
         perplexity[bpw] = evaluate(model, windows, batch=4).perplexity
-    uniform = {2: 19.88, 3: 15.18}  # with the default codebook
+    uniform = {2: 12.53, 3: 9.79}  # of those windows, with the default codebook
     assert perplexity[3.25] <= uniform[3]
     assert perplexity[2.75] <= (uniform[2] + uniform[3]) / 2 - 1
