@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kbitq.formats.awq import METHOD as AWQ
 from kbitq.formats.base import HALVES, Catalogue, ForeignWeight, Found, Stored, StoredValues, groups_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Gptq(ForeignWeight):
 def recognise(catalogue: Catalogue) -> Found:
     """GPTQ's weights. Raises CheckpointError where their tensors do not fit each other."""
     found = Found()
+    if catalogue.method == AWQ:  # whose orders by rows have these names too, and sometimes these shapes
+        return found
     for stem, words in catalogue.ending("qweight"):
         scales = catalogue.tensors.get(stem + "scales")
         if (

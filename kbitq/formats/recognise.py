@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kbitq.formats import awq, bitsandbytes, compressed_tensors, gptq, hqq, mlx, modelopt, mxfp4, torchao
+from kbitq.formats import awq, awq_fast, bitsandbytes, compressed_tensors, gptq, hqq, mlx, modelopt, mxfp4, torchao
 from kbitq.formats.base import Catalogue, Found, check_rows, matrix_of
 from kbitq.formats.gguf import weights as gguf
 from kbitq.text_safety import shown
@@ -13,6 +13,7 @@ Recognise = Callable[[Catalogue], Found]
 FORMATS: tuple[Recognise, ...] = (
     gptq.recognise,
     awq.recognise,
+    awq_fast.recognise,
     compressed_tensors.recognise,
     bitsandbytes.recognise,
     hqq.recognise,

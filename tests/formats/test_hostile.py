@@ -38,6 +38,19 @@ def awq() -> Tensors:
     return {"a.qweight": words(128, 8), "a.qzeros": words(2, 8), "a.scales": torch.ones(2, 64).half()}
 
 
+def awq_rows() -> Tensors:
+    return {"a.qweight": words(64, 16), "a.qzeros": words(64, 1), "a.scales": torch.ones(64, 8).half()}
+
+
+def awq_fast() -> Tensors:
+    codes = words(16, 64).view(torch.int16)
+    return {"a.qweight": codes, "a.qzeros": torch.zeros(8, 64).half(), "a.scales": torch.ones(8, 64).half()}
+
+
+def awq_config(version: str, group: object = 64) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "version": version}
+
+
 def pressed() -> Tensors:
     return {
         "a.weight_packed": words(64, 16), "a.weight_scale": torch.ones(64, 4), "a.weight_zero_point": words(8, 4),
@@ -85,7 +98,22 @@ CASES: dict[str, tuple[Tensors, dict[str, Any], str]] = {
     "gptq: words of floats": ({**gptq(), "a.qweight": torch.ones(16, 64)}, {}, "dtype F32 should be I32"),
     "gptq: another layout": (gptq(), {"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin'"),
     "gptq: the weight is there twice": ({**gptq(), "a.weight": torch.ones(64, 128)}, {}, "is there twice"),
-    "awq: another layout": (awq(), {"quant_method": "awq", "version": "gemv"}, "'gemv'"),
+    "awq: another layout": (awq(), awq_config("marlin"), "'marlin'"),
+    "awq by rows: no group": (awq_rows(), awq_config("gemv", None), "128 columns are not whole groups of None"),
+    "awq by rows: a group of 0": (awq_rows(), awq_config("gemv", 0), "not whole groups of 0"),
+    "awq by rows: groups that do not divide": (awq_rows(), awq_config("gemv", 48), "not whole groups of 48"),
+    "awq by rows: too few scales": (awq_rows(), awq_config("gemv", 8), "no scale for each of the 16 groups"),
+    "awq by rows: zeros": ({**awq_rows(), "a.qzeros": words(63, 1)}, awq_config("gemv"), r"a\.qzeros: its shape"),
+    "awq by rows: scales": ({**awq_rows(), "a.scales": torch.ones(64, 7).half()}, awq_config("gemv"), "do not fit"),
+    "awq by rows: as GEMM stores it": (awq(), awq_config("gemv"), r"a\.qzeros: its shape"),
+    "awq fast: words": ({**awq_fast(), "a.qweight": words(16, 64)}, awq_config("gemv_fast"), "I32 should be I16"),
+    "awq fast: no run": (
+        {**awq_fast(), "a.qweight": words(16, 16).view(torch.int16)}, awq_config("gemv_fast", 32), "whole runs of 64",
+    ),
+    "awq fast: scales": ({**awq_fast(), "a.scales": torch.ones(8, 60).half()}, awq_config("llm-awq"), r"be \[2, 64\]"),
+    "awq fast: zeros": (
+        {**awq_fast(), "a.qzeros": torch.zeros(7, 64).half()}, awq_config("gemv_fast"), r"a\.qzeros: its shape",
+    ),
     "awq: groups that do not divide": ({**awq(), "a.qweight": words(127, 8)}, {}, "do not divide 127"),
     "awq: zeros too short": ({**awq(), "a.qzeros": words(2, 7)}, {}, r"a\.qzeros: its shape"),
     "pressed: another shape": ({**pressed(), "a.weight_shape": torch.tensor([64, 2**40])}, {}, "says a shape"),
