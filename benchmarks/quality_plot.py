@@ -9,6 +9,7 @@ from typing import Any
 
 WIDTH, HEIGHT = 420, 340
 TEXT, SMALL = 14, 12
+WIDEST = 5.6  # bits a weight that are drawn
 FLOOR = 14  # perplexities are drawn as the root of what they are above it, so that 4 bits are not all on one line
 GREY = "#5d6978"
 # By series: colour, shape of its points, and whether a line joins them.
@@ -84,7 +85,7 @@ def _points(data: dict[str, Any], field: str) -> list[dict[str, Any]]:
         {**point, "series": name, "above": point["perplexity"] - FLOOR}
         for name in LOOKS
         for point in data["series"].get(name, [])
-        if point[field] is not None
+        if point[field] is not None and point["bits"] <= WIDEST
     ]
 
 
@@ -102,7 +103,7 @@ def _svg(
     joined = [p for p in points if LOOKS[p["series"]][2]]
     x = {
         "field": "bits", "type": "quantitative", "title": "bits a weight",
-        "scale": {"domain": [2, 5.6], "nice": False}, "axis": {"values": [2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5]},
+        "scale": {"domain": [2, WIDEST], "nice": False}, "axis": {"values": [2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5]},
     }  # fmt: skip
     spec = {
         "width": WIDTH, "height": HEIGHT, "background": "white", "padding": 8,
