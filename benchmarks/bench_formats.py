@@ -1,6 +1,7 @@
-"""Sources in other tools' formats: decoding a weight from its file, and the whole command beside a bfloat16 source.
+"""Sources in other tools' formats: decoding a weight from its file, and the whole command beside a bfloat16 source;
+and outputs in such formats.
 
-    python benchmarks/bench_formats.py [--command]
+    python benchmarks/bench_formats.py [--command | --outputs]
 
 M values per second of CPU time with one thread, so that other work on the machine disturbs little; the best of several
 runs. Files lie in memory (/dev/shm) where there is such a folder. Decoding is
@@ -8,6 +9,7 @@ checked by `make test` and `make test-formats`.
 """
 
 import argparse
+import functools
 import json
 import tempfile
 import time
@@ -22,11 +24,17 @@ from torch import Tensor
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
 from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.codecs import compressed_tensors
+from kbitq.codecs.base import Request
 from kbitq.ops.code_stream import pack_codes
 
 OUT, COLS, GROUP = 8192, 4096, 128
 _TILE_BYTES = 4 << 20
 _LAYERS, _SIZE = 4, 4096  # of the whole command
+OUTPUTS = (
+    ("compressed-tensors-g128", 4), ("compressed-tensors-g32", 4), ("compressed-tensors-channel", 8), ("int8", 8),
+    ("fp8", 8), ("fp8-block", 8),
+)  # fmt: skip
 Made = tuple[str, dict[str, Tensor], dict[str, Any]]
 
 
@@ -148,10 +156,26 @@ def command(place: Path) -> None:
         print(f"K = {k}: GPTQ beside bfloat16, weights a second: {cpu:.2f} of CPU time, {wall:.2f} by the clock")
 
 
+def outputs() -> None:
+    """Quantizing to the formats that are written, scales by their squared error."""
+    w = (torch.randn(1024, COLS) * 0.02).bfloat16()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for name, k in OUTPUTS:
+            request = Request(k=k, amax=w.float().abs().max().view(1), shape=tuple(w.shape))
+            encode = functools.partial(compressed_tensors.make(name).encode_rows, w, request)
+            cpu, wall = (w.numel() / seconds / 1e6 for seconds in least(encode, runs=6))
+            print(f"{threads} threads {name:28s} K={k} {wall:6.1f} M values/s by the clock, {cpu:6.1f} of CPU time")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--command", action="store_true", help="the whole command, too")
+    parser.add_argument("--outputs", action="store_true", help="outputs, nothing else")
     given = parser.parse_args()
+    if given.outputs:
+        outputs()
+        return
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as place:
         decoding(Path(place))

@@ -18,6 +18,9 @@ FP8_BLOCK = 128
 """Rows and columns of a block of ``fp8-block``."""
 
 _FP8_MOST = 448.0  # the largest float8_e4m3fn
+_FP8_NORMAL = 2.0**-6  # the least of its numbers with a full mantissa
+_FP8_ABOVE = 1.5 * 2.0**20  # a float32 of this many units in the first place of a value has three bits below it
+_EXPONENT = 0x7F800000  # of a float32's bits
 _PACKED = "compressed-tensors"
 
 
@@ -101,6 +104,15 @@ class Fp8(IntegerGroups):
         import torch
 
         return (groups / scale).clamp_(-_FP8_MOST, _FP8_MOST).to(torch.float8_e4m3fn).float()
+
+    def round_(self, values: Tensor, k: int) -> Tensor:
+        """As of a codec of integers: what a conversion does, quicker, but without the sign of zeros."""
+        import torch
+
+        values.clamp_(-_FP8_MOST, _FP8_MOST)
+        # Added to a value, this leaves no bits below those that FP8 has at the value's power of two.
+        above = (values.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=_FP8_NORMAL).mul_(_FP8_ABOVE)
+        return values.add_(above).sub_(above)
 
     def quantization_config(self, ks: Mapping[str, int], not_converted: Sequence[str]) -> dict[str, Any]:
         """What compressed-tensors and vLLM read."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SHRINKS = tuple(1 - 0.03 * i for i in range(14))
 """What ``mse`` multiplies the largest magnitude of a group by; the best of them is kept."""
 
+_IN_CACHE = 1 << 17  # values that a thread works on at once: with their copy one megabyte
+
 
 class IntegerGroups(Output):
     """A codec of integers. Subclasses say parts, how codes and scales become parts, and the reverse."""
@@ -59,7 +61,11 @@ class IntegerGroups(Output):
 
     def codes(self, groups: Tensor, scale: Tensor, k: int) -> Tensor:
         """The nearest codes, float32."""
-        return (groups / scale).round_().clamp_(-(1 << k - 1), (1 << k - 1) - 1)
+        return self.round_(groups / scale, k)
+
+    def round_(self, values: Tensor, k: int) -> Tensor:
+        """Values in units of their scale become the nearest codes; which sign a zero has does not count."""
+        return values.round_().clamp_(-(1 << k - 1), (1 << k - 1) - 1)
 
     def scales(self, w: Tensor, request: Request) -> Tensor:
         """One scale a group ``[rows, groups]`` in the dtype that is stored, of least squared error for ``mse``.
@@ -78,17 +84,26 @@ class IntegerGroups(Output):
         """The scale of each of ``groups`` ``[n, values]``, ``[n, 1]`` as stored; ``weights`` of the same shape."""
         import torch
 
+        threads = torch.get_num_threads()
+        # A piece has a group for each thread: torch would cut the sum of a single one, and round otherwise.
+        pieces = max(1, min(len(groups) // threads, groups.numel() // (_IN_CACHE * threads)))
+        weighted = [None] * pieces if weights is None else weights.tensor_split(pieces)
+        found = zip(groups.tensor_split(pieces), weighted, strict=True)
+        return torch.cat([self._best_of_piece(piece, request, its) for piece, its in found]).view(-1, 1)
+
+    def _best_of_piece(self, groups: Tensor, request: Request, weights: Tensor | None) -> Tensor:
+        """The scales of groups that stay in the cache while all candidates are tried, ``[n]``."""
+        import torch
+
         dtype = getattr(torch, DTYPES[self.dtype])
         # A scale that rounds to 0, or to infinity, would lose the group.
         least, large = torch.finfo(dtype).tiny, torch.finfo(dtype).max
-        amax = groups.abs().amax(1, keepdim=True) / self.most(request.k)
-        best = torch.full_like(amax, float("inf"))
-        chosen = torch.ones_like(amax).to(dtype)
-        for shrink in SHRINKS if request.scale == "mse" else SHRINKS[:1]:
-            scale = torch.where(amax > 0, (amax * shrink).clamp(least, large), 1.0).to(dtype)
-            wide = scale.float()
-            squares = (self.codes(groups, wide, request.k) * wide - groups).square_()
-            error = (squares if weights is None else squares.mul_(weights)).sum(1, keepdim=True)
-            chosen = torch.where(error < best, scale, chosen)
-            best = torch.minimum(best, error)
-        return chosen
+        amax = groups.abs().amax(1) / self.most(request.k)
+        shrinks = torch.tensor(SHRINKS if request.scale == "mse" else SHRINKS[:1], device=groups.device)
+        scales = torch.where(amax > 0, (amax * shrinks[:, None]).clamp(least, large), 1.0).to(dtype)
+        errors, tried = torch.empty(scales.shape, device=groups.device), torch.empty_like(groups)
+        for scale, error in zip(scales.float().unsqueeze(-1), errors, strict=True):
+            self.round_(torch.div(groups, scale, out=tried), request.k).mul_(scale).sub_(groups).square_()
+            torch.sum(tried if weights is None else tried.mul_(weights), 1, out=error)
+        best, at = errors.nan_to_num_(nan=float("inf"), posinf=float("inf")).min(0)
+        return torch.where(best < float("inf"), scales.gather(0, at[None])[0], 1.0)
