@@ -88,6 +88,22 @@ def made() -> Iterator[Made]:
         yield f"GPTQ {bits} bits{', act order' if act_order else ''}", gptq("a", bits, OUT, COLS, act_order), {}
     awq = {"a.qweight": pack_codes(codes(4, COLS, OUT), 4), "a.qzeros": pack_codes(codes(4, COLS // GROUP, OUT), 4)}
     yield "AWQ", awq | {"a.scales": torch.rand(COLS // GROUP, OUT).half()}, {}
+    half = torch.rand(COLS // GROUP, OUT).half()
+    for version, words, scale, zero in (
+        (
+            "gemv",
+            pack_codes(codes(4, OUT, COLS), 4),
+            half.t().contiguous(),
+            pack_codes(codes(4, OUT, COLS // GROUP), 4),
+        ),
+        ("gemv_fast", codes(8, OUT // 4, 2 * COLS).view(torch.int16), half, -half),
+    ):
+        said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": version}
+        yield (
+            f"AWQ, {version}",
+            {"a.qweight": words, "a.scales": scale, "a.qzeros": zero},
+            {"quantization_config": said},
+        )
     method = {"quantization_config": {"quant_method": "compressed-tensors"}}
     scale, shape = torch.rand(OUT, COLS // GROUP).bfloat16(), torch.tensor([OUT, COLS])
     words = {"a.weight_packed": pack_codes(codes(4, OUT, COLS), 4), "a.weight_scale": scale, "a.weight_shape": shape}

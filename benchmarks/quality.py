@@ -90,6 +90,7 @@ SERIES = (
     Series("EXL3, without calibration"),
     Series("EXL3, with calibration"),
     # From here on in the tables only.
+    Series("llama.cpp, others", ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL"), quality_peers.llama_cpp),
     Series("bitsandbytes, others", ("FP4", "FP4 double", "int8"), make=stored_by(quality_files.bitsandbytes)),
     Series("HQQ", tuple(f"{k} bits, groups of 64" for k in (2, 3, 4, 8)), make=stored_by(quality_files.hqq)),
     Series(
@@ -194,7 +195,11 @@ class Measure:
             if run(["dequantize", str(stored), "-o", str(plain), "--quiet"]):
                 raise SystemExit(1)
             bits = quality_files.bits_a_weight(stored)
-            return load_model(plain, device="cpu"), bits, f"{series.name} {label}, a checkpoint that kbitq dequantizes"
+            return (
+                load_model(plain, device="cpu"),
+                bits,
+                f"{tool_of(series.name)} {label}, a checkpoint that kbitq dequantizes",
+            )
 
     def _peer(self, series: Series, name: str) -> tuple[Any, float, str]:
         from kbitq.integrations.transformers.loading import load_model
@@ -203,7 +208,12 @@ class Measure:
         kept, bits = series.peer(name)
         model = load_model(self.source, device="cpu")
         quality_peers.replace_weights(model, kept)
-        return model, bits, f"{series.name} {name}, every Linear weight but the head's"
+        return model, bits, f"{tool_of(series.name)} {name}, every Linear weight but the head's"
+
+
+def tool_of(series: str) -> str:
+    """The tool that a series is of; ``others`` are those of its formats that are not drawn."""
+    return series.removesuffix(", others")
 
 
 def today() -> str:
@@ -289,11 +299,7 @@ def formats(data: dict[str, Any]) -> str:
 
 
 def _title(series: str, point: Point) -> str:
-    return (
-        f"**`{point['label']}`**"
-        if point["label"].startswith("--")
-        else f"{series.removesuffix(', others')}: {point['label']}"
-    )
+    return f"**`{point['label']}`**" if point["label"].startswith("--") else f"{tool_of(series)}: {point['label']}"
 
 
 def _nats(point: Point) -> str:

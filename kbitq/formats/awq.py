@@ -104,7 +104,13 @@ def layout_of(catalogue: Catalogue) -> str:
 
 
 def group_of(catalogue: Catalogue, words: Stored, cols: int) -> int:
-    """Columns of a group, which the config says. Raises CheckpointError where they do not divide ``cols``."""
+    """Columns of a group, which the config says.
+
+    Raises CheckpointError where they do not divide ``cols``, or where codes have other than 4 bits.
+    """
+    bits = catalogue.quantization.get("bits", BITS)
+    if bits != BITS:
+        raise catalogue.refused(f"stores AWQ of {bits!r:.20} bits; only {BITS} are read here")
     said = catalogue.quantization.get("group_size", catalogue.quantization.get("q_group_size"))
     group = cols if said == -1 else whole_number(said, 1, max(cols, 1))
     if group is None or not cols or cols % group:

@@ -42,14 +42,13 @@ class AwqFast(ForeignWeight):
 
 def _rows(words: Tensor) -> Tensor:
     """The codes of four rows from each row of int16 ``words`` ``[n, cols]``: uint8 ``[4 n, cols]``."""
-    import torch
+    from kbitq.ops.code_stream import unpack_codes
 
     count, cols = words.shape
-    fields = torch.stack([words >> shift & 15 for shift in range(0, 16, BITS)], -1).to(torch.uint8)
-    # Of each 64 elements: the row, its halves of 32 columns, runs of 8, odd or even, pair of the run.
-    laid = fields.view(count, cols // _RUN, _TOGETHER, 2, 4, 2, 4)
-    # A column is 32 half + 8 pair + 2 run + odd.
-    return laid.permute(0, 2, 1, 3, 6, 4, 5).reshape(_TOGETHER * count, cols)
+    apart = words.view(count, cols // _RUN, _TOGETHER, _RUN // _TOGETHER).transpose(1, 2)
+    codes = unpack_codes(apart.reshape(_TOGETHER * count, cols // _TOGETHER), BITS, cols)
+    # A column of 32 is 8 pair + 2 run + odd, and lies at 8 run + 4 odd + pair.
+    return codes.view(-1, 4, 2, 4).permute(0, 3, 1, 2).reshape(_TOGETHER * count, cols)
 
 
 def recognise(catalogue: Catalogue) -> Found:

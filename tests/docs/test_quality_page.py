@@ -47,9 +47,9 @@ def test_the_steps_are_those_of_the_data(quality: Any) -> None:
 
 def test_every_series_is_drawn_and_every_point_says_how_it_was_measured(quality: Any) -> None:
     data = quality.load()
-    drawn = [s.name for s in quality.SERIES if s.make is None and s.name != "kbitq, other choices"]
-    assert drawn == list(quality.quality_plot.LOOKS)
+    looks = list(quality.quality_plot.LOOKS)
     assert [s.name for s in quality.SERIES] == list(data["series"])
+    assert list(data["series"])[: len(looks)] == looks, "a series is neither drawn nor after those that are not"
     points = [point for series in data["series"].values() for point in series]
     assert len(points) >= 30 and all(point["command"] and point["date"] for point in points)
 

@@ -106,6 +106,7 @@ CASES: dict[str, tuple[Tensors, dict[str, Any], str]] = {
     "awq by rows: zeros": ({**awq_rows(), "a.qzeros": words(63, 1)}, awq_config("gemv"), r"a\.qzeros: its shape"),
     "awq by rows: scales": ({**awq_rows(), "a.scales": torch.ones(64, 7).half()}, awq_config("gemv"), "do not fit"),
     "awq by rows: as GEMM stores it": (awq(), awq_config("gemv"), r"a\.qzeros: its shape"),
+    "awq by rows: 8 bits": (awq_rows(), {**awq_config("gemv"), "bits": 8}, "AWQ of 8 bits"),
     "awq fast: words": ({**awq_fast(), "a.qweight": words(16, 64)}, awq_config("gemv_fast"), "I32 should be I16"),
     "awq fast: no run": (
         {**awq_fast(), "a.qweight": words(16, 16).view(torch.int16)}, awq_config("gemv_fast", 32), "whole runs of 64",
