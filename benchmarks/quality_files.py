@@ -147,9 +147,14 @@ def awq(source: Path, folder: Path, label: str) -> None:
     windows = [{"input_ids": ids[start : start + 512], "attention_mask": [1] * 512} for start in starts]
     bits, group = numbers(label)
     config = QuantizeConfig(bits=bits, group_size=group, quant_method=METHOD.AWQ, format=FORMAT.GEMM, sym=False)
-    model = GPTQModel.load(str(source), config, device="cpu", dtype=torch.bfloat16)
-    model.quantize(windows, batch_size=8)
-    model.save(str(folder))
+    model = GPTQModel.load(str(source.resolve()), config, device="cpu", dtype=torch.bfloat16)
+    folder, here = folder.resolve(), Path.cwd()
+    os.chdir(folder.parent)  # it leaves logs where it works
+    try:
+        model.quantize(windows, batch_size=8)
+        model.save(str(folder))
+    finally:
+        os.chdir(here)
 
 
 def stored_by(store: Store) -> Make:
