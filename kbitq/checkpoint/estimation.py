@@ -1,4 +1,4 @@
-"""How long a planned run will take and whether it fits: measured for a second on this machine, not guessed."""
+"""How long a planned run will take and whether it fits: measured for up to a second on this machine, not guessed."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ class Estimate:
 def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
     """Time the codec for about ``seconds`` on this machine, and a read of the source, and reckon the run from that.
 
+    A run that would take less is timed for as long as it would take.
+
     Raises BuildError where the plan's device cannot be had, CheckpointError where the source cannot be read.
     """
     values = sum(element_count(t.shape) for t in plan.tensors if t.quantized)
     selected = sum(t.bytes_in for t in plan.tensors if t.quantized)
-    rate, reading = _codec_rate(plan, seconds), _read_rate(plan)
+    rate, reading = _codec_rate(plan, values, seconds), _read_rate(plan)
     took = values / rate + _factor_seconds(plan) + (plan.bytes_in + (0 if plan.spool_bytes else selected)) / reading
     return Estimate(
         plan.disk_needed,
@@ -73,10 +75,10 @@ def estimate(plan: Plan, seconds: float = 1.0) -> Estimate:
     )
 
 
-def _codec_rate(plan: Plan, seconds: float) -> float:
+def _codec_rate(plan: Plan, values: int, seconds: float) -> float:
     """Values a second that are scanned, quantized and measured, with the plan's commonest dtype, K and rule.
 
-    With error feedback, if a tensor of these gets it.
+    With error feedback, if a tensor of these gets it. Measured on no more than ``values``, nor longer than ``seconds``.
     """
     tensors = [t for t in plan.tensors if t.k is not None]
     (dtype, k, scale, codec_name), _ = Counter((t.dtype, t.k, t.scale, t.codec) for t in tensors).most_common(1)[0]
@@ -93,7 +95,7 @@ def _codec_rate(plan: Plan, seconds: float) -> float:
         codec = TileCodec(reader, resolve_device(plan.device))
         codec.quantize_span(span, w, request)  # the first call also starts threads
         rounds, started = 0, time.perf_counter()
-        while rounds == 0 or time.perf_counter() - started < seconds:
+        while rounds == 0 or (rounds * w.numel() < values and time.perf_counter() - started < seconds):
             codec.scan_span(span, w)
             codec.quantize_span(span, w, request)
             rounds += 1

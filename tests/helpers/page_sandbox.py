@@ -215,7 +215,7 @@ class Sandbox:
         A line that is one command of kbitq is a process that has torch already (``helpers.fresh``): to import it takes
         longer than what most commands do here. All other lines are bash's.
         """
-        if _PLAIN.fullmatch(line):
+        if _PLAIN.fullmatch(_QUOTED.sub("quoted", line)):
             return self._run(fresh.Process, (*PROGRAM[1:], *shlex.split(line, comments=True)[1:]))
         return self._run(_started, ("bash", "-c", f"set -o pipefail; {line}"))
 
@@ -241,6 +241,7 @@ class Sandbox:
 
 # One command of kbitq, and nothing that bash would have to do.
 _PLAIN = re.compile(r"kbitq [^|&;<>$`(){}~*?\n]*")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")  # bash takes it as it stands
 
 
 def _started(

@@ -2,10 +2,8 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,13 +31,11 @@ def spawn(*arguments: object, **options: Any) -> Result:
 
 
 def in_this_process(capsys: pytest.CaptureFixture[str]) -> Kbitq:
-    """The program without a process of its own. What a plan says of time is measured for a moment, not for a second."""
-    from kbitq.checkpoint.estimation import estimate
+    """The program without a process of its own."""
     from kbitq.cli.main import run
 
     def call(*arguments: object) -> Result:
-        with mock.patch("kbitq.checkpoint.estimate", partial(estimate, seconds=0.0)):
-            code = run([str(argument) for argument in arguments])
+        code = run([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 
