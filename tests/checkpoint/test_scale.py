@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import fresh
 from helpers.checkpoints import entry, gaussian, raw_file
 from kbitq.checkpoint import QuantizeOptions, RunReport, estimate, plan_quantize, run, verify
 
@@ -88,6 +87,13 @@ print(json.dumps((kilobytes("VmHWM") - before) * 1024))
 """
 
 
+def peak_of(*arguments: object) -> int:
+    """Bytes that a run takes at its peak, beyond the interpreter with torch, or beyond the run of a fourth argument."""
+    done = fresh.run("-c", PROGRAM, *arguments)
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("max_memory", [1 * MEBI, 24 * MEBI])
 def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
@@ -103,9 +109,7 @@ def test_memory_stays_within_the_bound(tmp_path: Path, max_memory: int) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size + at + 63 * 32 * 4)
     assert path.stat().st_size > max(8 * max_memory, max_memory + SLACK)
-    command = [sys.executable, "-c", PROGRAM, str(path), str(tmp_path / "out.safetensors"), str(max_memory)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) <= max_memory + SLACK
+    assert peak_of(path, tmp_path / "out.safetensors", max_memory) <= max_memory + SLACK
     assert load_file(tmp_path / "out.safetensors")["F32.weight_packed"].shape == (2, 62501 * 3)
 
 
@@ -116,9 +120,7 @@ def test_memory_of_many_tensors_is_counted(tmp_path: Path) -> None:
     plan = plan_quantize(source, tmp_path / "out.safetensors", QuantizeOptions(k=3, max_memory=8 * MEBI))
     assert "the plan of 6,000 tensors takes up to 49 MB of memory, beside the 8 MB" in plan.notes[-1]
     file, out, few = source / "model.safetensors", tmp_path / "made.safetensors", many(tmp_path / "few", 10)
-    command = [sys.executable, "-c", PROGRAM, str(file), str(out), str(8 * MEBI), str(few)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) <= plan.to_json()["peak_memory"]
+    assert peak_of(file, out, 8 * MEBI, few) <= plan.to_json()["peak_memory"]
 
 
 def test_estimate(folder: Path, tmp_path: Path) -> None:

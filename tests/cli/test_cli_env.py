@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import kbitq as library
+from helpers import fresh
 from helpers.program import Kbitq, Result
 from kbitq import _C
 from kbitq.cli.commands import env
@@ -19,9 +18,7 @@ WITHOUT_CORE = "import sys; sys.modules['kbitq._C'] = None; from kbitq.cli.main 
 
 
 def run_without_core(*arguments: object) -> Result:
-    command = [sys.executable, "-c", WITHOUT_CORE, *(str(argument) for argument in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result(*fresh.run("-c", WITHOUT_CORE, *arguments))
 
 
 def test_it_tells_what_is_there(kbitq: Kbitq) -> None:
@@ -95,13 +92,7 @@ def test_gpus_as_the_driver_reports_them(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_instruction_set_that_is_not_there(command: tuple[str, ...], tiny: Path) -> None:
     words = [word.format(tiny=tiny) for word in command]
     program = "import sys; from kbitq.cli.main import run; sys.exit(run())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env=os.environ | {"KBITQ_SIMD": "sse9"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh.run("-c", program, *words, env=os.environ | {"KBITQ_SIMD": "sse9"})
     said = done.stdout + done.stderr
     assert "KBITQ_SIMD = 'sse9'" in said and "scalar" in said
     assert "internal error" not in said

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import subprocess
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import fresh
 from helpers.program import PROGRAM, Kbitq, Result, tiny_tensors
 from kbitq import checkpoint
 from kbitq.card import Subject, model_card
@@ -123,19 +123,17 @@ def test_no_command_prints_them_raw(
 def test_nor_on_a_terminal(command: list[str], made: Path, tmp_path: Path) -> None:
     hostile(made / "quantized", tmp_path / "model", lambda _: "\x1b]0;title\x07\x1b[2J\x9b31m\u202e")
     primary, secondary = pty.openpty()
-    with subprocess.Popen(
-        [*PROGRAM, command[0], str(tmp_path / "model"), *command[1:]], stdin=secondary, stdout=secondary,
-        stderr=secondary, env={**os.environ, "TERM": "xterm"},
-    ) as process:  # fmt: skip
-        os.close(secondary)
-        shown = b""
-        try:
-            while piece := os.read(primary, 65536):
-                shown += piece
-        except OSError:  # the other end is closed
-            pass
+    arguments = (*PROGRAM[1:], command[0], str(tmp_path / "model"), *command[1:])
+    process = fresh.Process(arguments, (secondary, secondary, secondary), env={**os.environ, "TERM": "xterm"})
+    os.close(secondary)
+    shown = b""
+    try:
+        while piece := os.read(primary, 65536):
+            shown += piece
+    except OSError:  # the other end is closed
+        pass
     os.close(primary)
-    assert process.returncode in (0, 1)
+    assert process.wait() in (0, 1)
     plain = re.sub(r"\x1b\[[0-9;?]*[mKAl h]", "", shown.decode())  # rich's own: colours, and those of the bar
     assert unsafe(plain, keep="\n\r") == set()
     assert "\x1b[2J" not in shown.decode()

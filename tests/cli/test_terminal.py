@@ -177,13 +177,12 @@ def test_a_file_size_limit(slow: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stdout_that_is_full_or_closed(tiny: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*PROGRAM, "inspect", tiny, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: no space left")
+def test_stdout_that_is_full_or_closed(tiny: Path, tmp_path: Path) -> None:
+    said = tmp_path / "stderr"
+    with Path("/dev/full").open("w") as full, said.open("w") as err, Path(os.devnull).open() as nothing:
+        descriptors = (nothing.fileno(), full.fileno(), err.fileno())
+        assert fresh.Process((*PROGRAM[1:], "inspect", str(tiny), "--json"), descriptors).wait() == 1
+    assert said.read_text().startswith("error: no space left")
     piped = f"{sys.executable} -m kbitq.cli.main inspect '{tiny}' --json | true"
     done = subprocess.run(["bash", "-c", piped], stderr=subprocess.PIPE, text=True, check=False)
     assert "Traceback" not in done.stderr

@@ -5,8 +5,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import kbitq
+from helpers import fresh
 from helpers.codecs import registered
 from kbitq import format as fmt
 from kbitq._core import core
@@ -197,7 +196,7 @@ run(plan_of(Path({source!r}), Path({out!r})), progress)
 def test_a_killed_run_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "killed.safetensors"
     program = KILLED.format(here=str(HERE), tests=str(HERE.parent), source=str(source), out=str(out))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fresh.run("-c", program)
     assert done.returncode == -signal.SIGKILL, done.stderr
     partial = tmp_path / f".{out.name}.kbitq-partial"
     assert partial.is_dir()

@@ -1,13 +1,12 @@
 """Whole models: compiled, exported, real ones, and how much memory one takes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import kbitq
+from helpers import fresh
 from helpers.small_models import auto_class, llama_config, outputs, sample_inputs
 from helpers.tolerances import LOGITS, relative_error
 from kbitq.checkpoint import QuantizeOptions, plan_quantize, run
@@ -135,9 +134,7 @@ def test_loading_takes_the_packed_size_and_little_more(tmp_path, folders) -> Non
     folder = quantized(tmp_path / "source", tmp_path / "packed", 3)
     source = (tmp_path / "source" / "model.safetensors").stat().st_size
     tiny = folders("llama", 3)[1]
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tiny), str(folder)], capture_output=True, text=True, timeout=300
-    )
+    done = fresh.run("-c", MEASURE, tiny, folder)
     assert done.returncode == 0, done.stderr
     peak, footprint = map(int, done.stdout.split())
     one_tensor = 1024 * 3072 * 4
