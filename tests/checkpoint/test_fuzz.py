@@ -162,19 +162,25 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[st
     return source, left, bytes_of(place / "whole")
 
 
+@contextmanager
+def left_behind(left: Path) -> Iterator[tuple[Path, Path]]:
+    """What a run left, beside the name of its output again: the journal, and that name."""
+    with tempfile.TemporaryDirectory() as place:
+        yield laid_out(Path(place) / ".out.kbitq-partial", bytes_of(left)) / "journal", Path(place) / "out"
+
+
 @pytest.mark.slow
 @many
 @given(data=st.data())
 def test_journals_nearly_right(begun: tuple[Path, Path, dict[str, bytes]], data: st.DataObject) -> None:
     """Damage is noticed by the checksums: the run ends with the right bytes, however little it can go on from."""
     source, left, whole = begun
-    with tempfile.TemporaryDirectory() as place:
-        partial = laid_out(Path(place) / ".out.kbitq-partial", bytes_of(left))
-        raw = (partial / "journal").read_bytes()
+    with left_behind(left) as (journal_file, out):
+        raw = journal_file.read_bytes()
         assert len(raw.splitlines()) > 5
-        (partial / "journal").write_bytes(shaken(data, raw) if data.draw(st.booleans()) else data.draw(st.binary()))
-        run(plan_quantize(source, Path(place) / "out", QuantizeOptions(k=3, max_memory=1)))
-        assert bytes_of(Path(place) / "out") == whole
+        journal_file.write_bytes(shaken(data, raw) if data.draw(st.booleans()) else data.draw(st.binary()))
+        run(plan_quantize(source, out, QuantizeOptions(k=3, max_memory=1)))
+        assert bytes_of(out) == whole
 
 
 @pytest.mark.slow
@@ -183,14 +189,13 @@ def test_journals_nearly_right(begun: tuple[Path, Path, dict[str, bytes]], data:
 def test_journals_forged(begun: tuple[Path, Path, dict[str, bytes]], data: st.DataObject) -> None:
     """A record with a right checksum and a wrong content gives an output or a sentence, never anything else."""
     source, left, _ = begun
-    with tempfile.TemporaryDirectory() as place:
-        partial = laid_out(Path(place) / ".out.kbitq-partial", bytes_of(left))
-        lines = (partial / "journal").read_bytes().splitlines()
+    with left_behind(left) as (journal_file, out):
+        lines = journal_file.read_bytes().splitlines()
         which = data.draw(st.integers(0, len(lines) - 1))
         record = mutated(data, json.loads(lines[which][9:]))
         lines[which] = journal_lines.format_line(record).rstrip(b"\n")
-        (partial / "journal").write_bytes(b"".join(line + b"\n" for line in lines))
-        answered(lambda: run(plan_quantize(source, Path(place) / "out", QuantizeOptions(k=3, max_memory=1))))
+        journal_file.write_bytes(b"".join(line + b"\n" for line in lines))
+        answered(lambda: run(plan_quantize(source, out, QuantizeOptions(k=3, max_memory=1))))
 
 
 @pytest.mark.parametrize("kind", ["scanning", "part"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import runpy
 import shlex
 import shutil
 import struct
@@ -58,15 +59,8 @@ def _llama(path: Path) -> None:
 
 
 def _tokenizer(path: Path) -> None:
-    """A token for each byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({"<end>": 0, **{c: i + 1 for i, c in enumerate(alphabet)}}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(path)
+    """A token for each byte, as in the examples."""
+    runpy.run_path(str(ROOT / "examples" / "_tiny.py"))["save_tokenizer"](path)
 
 
 def _quantized(source: Callable[[Path], None], k: int) -> Callable[[Path], None]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -263,31 +264,29 @@ def test_load_report_is_silent(folders, caplog) -> None:
 """Interpreters with other versions of transformers, for the guard (CONTRIBUTING.md)."""
 
 
-def test_a_missing_part_is_an_error(folders, tmp_path) -> None:
+DAMAGE: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor] | None, str]] = {
+    "a missing part": ("layers.0.mlp.up_proj.weight_absmax", None, r"up_proj\.weight_absmax is missing"),
+    "parts that do not fit": (
+        "layers.0.mlp.up_proj.weight_packed", lambda part: part[:, :-1].contiguous(),
+        r"layers\.0\.mlp\.up_proj\.weight",
+    ),
+    "a level that is not finite": (
+        "layers.1.mlp.up_proj.weight_codebook", lambda part: part.index_fill(0, torch.tensor([2]), float("nan")),
+        r"layers\.1\.mlp\.up_proj\.weight_codebook",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_parts_are_an_error(damage, folders, tmp_path) -> None:
     _, folder = folders("llama", 3)
     tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.0.mlp.up_proj.weight_absmax"]
+    name, change, said = DAMAGE[damage]
+    part = tensors.pop(f"model.{name}")
+    if change is not None:
+        tensors[f"model.{name}"] = change(part)
     saved_as(folder, tensors, tmp_path)
-    with pytest.raises(kbitq.KbitqError, match=r"up_proj\.weight_absmax is missing"):
-        auto_class("llama").from_pretrained(tmp_path)
-
-
-def test_parts_that_do_not_fit_are_an_error(folders, tmp_path) -> None:
-    _, folder = folders("llama", 3)
-    tensors = load_file(folder / "model.safetensors")
-    name = "model.layers.0.mlp.up_proj.weight_packed"
-    tensors[name] = tensors[name][:, :-1].contiguous()
-    saved_as(folder, tensors, tmp_path)
-    with pytest.raises(kbitq.KbitqError, match=r"layers\.0\.mlp\.up_proj\.weight"):
-        auto_class("llama").from_pretrained(tmp_path)
-
-
-def test_a_level_that_is_not_finite_is_an_error(folders, tmp_path) -> None:
-    _, folder = folders("llama", 3)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight_codebook"][2] = float("nan")
-    saved_as(folder, tensors, tmp_path)
-    with pytest.raises(kbitq.KbitqError, match=r"layers\.1\.mlp\.up_proj\.weight_codebook"):
+    with pytest.raises(kbitq.KbitqError, match=said):
         auto_class("llama").from_pretrained(tmp_path)
 
 
