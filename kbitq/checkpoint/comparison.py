@@ -14,6 +14,7 @@ from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.source.open import Checkpoint, SourceTensor
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.checkpoint.written.compare import matching_source
+from kbitq.checkpoint.written.repeatable import needs_more_than_source
 from kbitq.checkpoint.written.stored import QuantizedCheckpoint, StoredTensor, read_constants, read_span
 from kbitq.choose.importance import Importance
 from kbitq.codecs.base import span_stats
@@ -133,20 +134,14 @@ class Comparison:
 
     def _not_repeatable(self, tensor: StoredTensor) -> str | None:
         """Why a tensor cannot be made again; None where it can."""
-        scale, wanted = tensor.meta.scale, tensor.meta.importance
+        scale, needed = tensor.meta.scale, needs_more_than_source(vars(tensor.meta), self._importance)
         if tensor.meta.calibrated is not None:
-            return "made with error feedback, whose bytes depend on the device and its number of threads"
+            return needed
         if scale == "unknown":
             return "of which no metadata says how they were made"
         if scale not in _REPEATABLE_SCALES:
             return f"made with the scale rule {shown(scale)}, which needs more than the source"
-        if wanted is None:
-            return None
-        if self._importance is None:
-            return f"made with an importance file, which was not given (its SHA-256 begins with {shown(wanted[:12])})"
-        if self._importance.sha256 != wanted:
-            return f"made with another importance file than was given (its SHA-256 begins with {shown(wanted[:12])})"
-        return None
+        return needed
 
     def _check_statistics(self, tensor: StoredTensor, error_sums: ErrorSums) -> None:
         """The recorded errors against the measured ones."""

@@ -32,11 +32,14 @@ class IntegerGroups(Output):
         self.cut = WHOLE_ROW if group is None else group
 
     def assemble(self, codes: Tensor, scale: Tensor, request: Request) -> dict[str, Tensor]:
-        """The parts of codes (float32 ``[rows, cols]``, whole numbers) and scales ``[rows, groups]`` as stored."""
+        """The parts of codes (float32 ``[rows, cols]``, whole numbers) and scales ``[rows, groups]`` as stored.
+
+        Every subclass defines it.
+        """
         raise NotImplementedError
 
     def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
-        """Codes, float32 ``[rows, cols]``, and scales as stored: ``[rows, groups]``."""
+        """Codes, float32 ``[rows, cols]``, and scales as stored: ``[rows, groups]``. Every subclass defines it."""
         raise NotImplementedError
 
     def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:

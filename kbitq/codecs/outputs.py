@@ -49,11 +49,11 @@ class Output:
         return None
 
     def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
-        """As of a codec."""
+        """As of a codec; every subclass defines it."""
         raise NotImplementedError
 
     def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
-        """The parts of some rows, as of a codec; ``request`` has the shape of the whole tensor."""
+        """The parts of some rows, as of a codec; subclasses define it. ``request`` has the whole tensor's shape."""
         raise NotImplementedError
 
     def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ class Output:
         return (slice(first, first + step) for first in range(0, len(w), step))
 
     def decode(self, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """As of a codec."""
+        """As of a codec; every subclass defines it."""
         raise NotImplementedError
 
     def of_dtype(self, dtype: str) -> str:

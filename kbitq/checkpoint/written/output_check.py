@@ -21,6 +21,7 @@ from kbitq.checkpoint.source.recognise import open_source
 from kbitq.checkpoint.source.side_files import REPORT_FILE
 from kbitq.checkpoint.source.storage import read_all
 from kbitq.checkpoint.source.tile_reader import TileReader
+from kbitq.checkpoint.written.repeatable import needs_more_than_source
 from kbitq.choose.importance import Importance
 from kbitq.codecs.base import OutputCodec, Request, coded_entries, output_codec, part_name
 from kbitq.codecs.outputs import WHOLE_ROW
@@ -83,7 +84,7 @@ class OutputCheck:
                 row = self.rows[name]
                 if original is None or [original.dtype, list(original.shape)] != [row["dtype"], list(row["shape"])]:
                     self.problems.append(f"{source.where} has no such tensor {shown(name)}: it is not the source")
-                elif (why := _not_repeatable(row, importance)) is not None:
+                elif (why := needs_more_than_source(row, importance)) is not None:
                     self.not_made_again[name] = why
                 elif not self._same(name, row, original, written, plain, columns):
                     self.problems.append(f"tensor {shown(name)} is not what quantizing the source again gives")
@@ -197,15 +198,6 @@ def _meta(row: dict[str, Any]) -> TensorMeta:
         row["k"], tuple(row["shape"]), row["dtype"], row["scale"], "none", number("sqnr_db"), number("max_abs_err"),
         text("importance"), row["codec"], text("calibrated"),
     )  # fmt: skip
-
-
-def _not_repeatable(row: dict[str, Any], importance: Importance | None) -> str | None:
-    """Why the source alone does not give the bytes of a tensor; None if it does."""
-    if "calibrated" in row:
-        return "made with error feedback, whose bytes depend on the number of threads"
-    if "importance" in row and (importance is None or importance.sha256 != row["importance"]):
-        return "made with an importance file, which was not given"
-    return None
 
 
 def _is_written(name: str, row: dict[str, Any]) -> bool:
