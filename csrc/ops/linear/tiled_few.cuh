@@ -68,10 +68,11 @@ __device__ __forceinline__ void touch_activations(const FewParams& p, int chunk)
 }
 
 // spread_activations where a lane has whole blocks: the lane whose block a column has gets all 32 activations of it,
-// from the four lanes that fetched them. b[unit][2 * k-step + register].
-template <int MP>
+// from the four lanes that fetched them. b[unit][2 * k-step + register]. Folded: operands 0 to 3 are those of both
+// halves of the chunk, see FewLayout.
+template <int MP, bool Folded>
 __device__ __forceinline__ void spread_to_owners(const uint4 (&own)[MP], uint32_t (&b)[8][4]) {
-    static_assert(MP <= 2);
+    static_assert(MP <= 2 && (MP == 1 || !Folded));
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int q = 0; q < MP; ++q) {
@@ -82,9 +83,10 @@ __device__ __forceinline__ void spread_to_owners(const uint4 (&own)[MP], uint32_
             for (int r = 0; r < 4; ++r) {
                 const uint32_t value = __shfl_sync(0xFFFFFFFFu, all[r], g * 4 + m);
 #pragma unroll
-                for (int j = 0; j < 2; ++j) {
+                for (int j = 0; j < (Folded ? 1 : 2); ++j) {
                     if (MP == 2 && j != q) continue;
-                    b[4 * j + m][r] = (MP == 1 ? 4 * j + t == g : t == g / 2) ? value : 0;
+                    const bool here = MP == 2 ? t == g / 2 : Folded ? t == g % 4 : 4 * j + t == g;
+                    b[4 * j + m][r] = here ? value : 0;
                     asm volatile("" : "+r"(b[4 * j + m][r]));
                 }
             }
@@ -94,10 +96,10 @@ __device__ __forceinline__ void spread_to_owners(const uint4 (&own)[MP], uint32_
 
 // Makes b-operands of a lane's activations: b[block][2 * k-step + register], zero where the column is not the block's.
 // The asm keeps the zeros in registers; without it the compiler selects them again in the loop.
-template <int MP, bool WholeBlocks>
+template <class Decoder, int MP>
 __device__ __forceinline__ void spread_activations(const uint4 (&own)[MP], uint32_t (&b)[kOperands<MP>][4]) {
     constexpr int kBlocks = MP < 8 ? 8 / MP : 1;
-    if constexpr (WholeBlocks && MP < 8) return spread_to_owners<MP>(own, b);
+    if constexpr (Decoder::kWholeBlocks && MP < 8) return spread_to_owners<MP, FewLayout<Decoder, MP>::kFolded>(own, b);
     const int mine = threadIdx.x % 32 / 4 / MP;
 #pragma unroll
     for (int block = 0; block < kOperands<MP>; ++block) {
@@ -137,12 +139,14 @@ __device__ __forceinline__ void add_scaled(const Decoder& decoder, const float (
 template <typename T, int MP, class Decoder>
 __device__ __forceinline__ void multiply_record(uint32_t own, uint32_t scales, const Decoder& decoder,
                                                 const uint32_t (&b)[8][4], float (&sum)[1][4]) {
-    constexpr int kBlocks = 8 / MP;
+    constexpr bool kFolded = FewLayout<Decoder, MP>::kFolded;
+    constexpr int kBlocks = 8 / MP, kChain = kFolded ? kBlocks / 2 : kBlocks;  // whose products go into one sum
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     uint32_t w[Decoder::kWords];
     Decoder::load_words(own, w);
     sum[0][0] = sum[0][1] = sum[0][2] = sum[0][3] = 0.0f;
     float even[4], odd[4];  // two chains, so that mma need not wait for mma
+    float first_half[4];
 #pragma unroll
     for (int s = 0; s < kSubtiles; ++s) {
         uint32_t a[16];
@@ -150,26 +154,36 @@ __device__ __forceinline__ void multiply_record(uint32_t own, uint32_t scales, c
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int block = 2 * s + i;
-            const bool first = block % kBlocks == 0;
+            const uint32_t (&operand)[4] = b[kFolded ? block % kChain : block];
+            const bool first = block % kChain == 0;
             if (first) {
-                Pair<T>::mma(even, a + 8 * i, b[block], zero);
+                Pair<T>::mma(even, a + 8 * i, operand, zero);
             } else {
-                Pair<T>::mma(even, a + 8 * i, b[block], even);
+                Pair<T>::mma(even, a + 8 * i, operand, even);
             }
             if (kBlocks == 1) {
-                Pair<T>::mma(even, a + 8 * i + 4, b[block] + 2, even);
+                Pair<T>::mma(even, a + 8 * i + 4, operand + 2, even);
             } else if (first) {
-                Pair<T>::mma(odd, a + 8 * i + 4, b[block] + 2, zero);
+                Pair<T>::mma(odd, a + 8 * i + 4, operand + 2, zero);
             } else {
-                Pair<T>::mma(odd, a + 8 * i + 4, b[block] + 2, odd);
+                Pair<T>::mma(odd, a + 8 * i + 4, operand + 2, odd);
             }
-            if (block % kBlocks == kBlocks - 1) {
-                if (kBlocks > 1) {
+            if (block % kChain != kChain - 1) continue;
+            if (kBlocks > 1) {
 #pragma unroll
-                    for (int r = 0; r < 4; ++r) even[r] += odd[r];
-                }
-                add_scaled<Decoder, MP>(decoder, even, scales, block / kBlocks, sum[0]);
+                for (int r = 0; r < 4; ++r) even[r] += odd[r];
             }
+            if (kFolded) {  // columns 0 to 3 are right after the first half, 4 to 7 after the second
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    if (block < kChain) {
+                        first_half[r] = even[r];
+                    } else {
+                        even[r] = threadIdx.x % 4 < 2 ? first_half[r] : even[r];
+                    }
+                }
+            }
+            if (block % kBlocks == kBlocks - 1) add_scaled<Decoder, MP>(decoder, even, scales, block / kBlocks, sum[0]);
         }
     }
 }
@@ -302,7 +316,7 @@ __global__ __launch_bounds__(kFewMaxWarps * 32, 1) void few_kernel(const FewPara
         uint32_t b[kOperands<MP>][4];
         const int chunk = share.chunk0 + pass * share.chunk_step;
         if (!kAhead && has_chunk) fetch_activations<T, MP, Decoder::kWholeBlocks>(p, chunk, fetched);
-        spread_activations<MP, Decoder::kWholeBlocks>(fetched, b);
+        spread_activations<Decoder, MP>(fetched, b);
         if (kAhead && pass + 1 < share.own_passes)
             fetch_activations<T, MP, Decoder::kWholeBlocks>(p, chunk + share.chunk_step, fetched);
         for (int done = 0; done < share.tiles; done += p.batch) {

@@ -19,6 +19,9 @@ struct FewLayout {
     static constexpr int kLargeRecord = 2304;  // bytes; more than those of 4 bits a weight
     static constexpr bool kScaledWeights = MP == 16 || (MP >= 4 && Decoder::kWholeBlocks);  // instead of sums
     static constexpr int kStages = MP == 8 || (MP == 1 && Decoder::kRecordBytes < kLargeRecord) ? 3 : 2;  // of a ring
+    // The operands of blocks 0 to 3 hold the activations of blocks 4 to 7 too, in the columns of those: 16 registers
+    // instead of 32, for a sum of each half. Worth it where decoding takes most registers.
+    static constexpr bool kFolded = MP == 1 && Decoder::kWholeBlocks && Decoder::kBits == 4;
     static constexpr bool kAhead = MP == 1;  // registers are left to fetch a chunk's activations before their turn
 };
 
