@@ -34,14 +34,11 @@ def levels_name(name: str) -> str:
     return f"{name}_levels"
 
 
-class TiledModule(nn.Module):
-    """Holds weights by parts, or on a GPU by tiles. :class:`kbitq.nn.packed.PackedModule` says which weights."""
+class _Held(nn.Module):
+    """What holds the weights, parts or tiles, and the change from one to the other."""
 
     _tiled: Mapping[str, tuple[int, ...]] = {}
     """Weights held in tile order, with their shapes. Replaced, never written to: this one is every module's."""
-
-    follows_others: bool = False
-    """Whether a weight is held by tiles only because a module that shares it needs them."""
 
     def packed_names(self) -> Iterable[str]:
         """Names of the weights held packed: ``weight`` stands for ``weight_packed`` and so on. Subclasses say."""
@@ -54,8 +51,6 @@ class TiledModule(nn.Module):
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Shape of the weight ``name``, or of the stack. Each kind of module says."""
         raise NotImplementedError
-
-    # --- what is held ------------------------------------------------------------------------------
 
     def tiles_of(self, name: str) -> Tiles | None:
         """The tiles that the weight is held by; None where it is held by its parts."""
@@ -91,42 +86,11 @@ class TiledModule(nn.Module):
             held = self._whole()
         return {part: held[stored] for part, stored in part_names(self.codec_of(name), name).items()}
 
-    # --- to tiles and back -------------------------------------------------------------------------
-
-    def tile(self) -> None:
-        """Hold every weight by tiles that has them here: on a GPU with kernels for its codec and K."""
-        for name in self.packed_names():
-            self.tile_weight(name)
-
-    def tile_weight(self, name: str, x: Tensor | None = None) -> bool:
-        """Hold the weight by tiles, if it can be, and say whether it is.
-
-        Args:
-            name: of the weight.
-            x: what is to be multiplied by it: of 16 bits, or tiles would not be used.
-        """
-        if name in self._tiled:
-            return True
-        if x is not None and not (x.is_cuda and x.dtype in tiled_linear.GROUPED_DTYPES):
-            return False
-        if torch.compiler.is_compiling() or _comes_and_goes(self):
-            return False
-        parts = self.parts_of(name)
-        if not all(type(part) is nn.Parameter and part.is_cuda for part in parts.values()):
-            return False
-        tiles = self._make_tiles(name, parts)
-        if tiles is not None:
-            self.hold(name, tiles)
-        return tiles is not None
-
     def hold(self, name: str, tiles: Tiles) -> None:
         """Hold the weight by these tiles, which are its own, and let its parts go, constants apart."""
         shape = self.shape_of(name)
         self._swap(name, {tiles_name(name): tiles.data, levels_name(name): tiles.levels})
         self._tiled = {**self._tiled, name: shape}
-
-    def _make_tiles(self, name: str, parts: Mapping[str, Tensor]) -> Tiles | None:
-        return get_codec(self.codec_of(name)).tiles(parts, self.shape_of(name)[-1])
 
     def untile(self) -> None:
         """Hold every weight by its parts again."""
@@ -176,6 +140,42 @@ class TiledModule(nn.Module):
             elif key not in gone:
                 whole[key] = value
         return whole
+
+
+class TiledModule(_Held):
+    """Holds weights by parts, or on a GPU by tiles. :class:`kbitq.nn.packed.PackedModule` says which weights."""
+
+    follows_others: bool = False
+    """Whether a weight is held by tiles only because a module that shares it needs them."""
+
+    def tile(self) -> None:
+        """Hold every weight by tiles that has them here: on a GPU with kernels for its codec and K."""
+        for name in self.packed_names():
+            self.tile_weight(name)
+
+    def tile_weight(self, name: str, x: Tensor | None = None) -> bool:
+        """Hold the weight by tiles, if it can be, and say whether it is.
+
+        Args:
+            name: of the weight.
+            x: what is to be multiplied by it: of 16 bits, or tiles would not be used.
+        """
+        if name in self._tiled:
+            return True
+        if x is not None and not (x.is_cuda and x.dtype in tiled_linear.GROUPED_DTYPES):
+            return False
+        if torch.compiler.is_compiling() or _comes_and_goes(self):
+            return False
+        parts = self.parts_of(name)
+        if not all(type(part) is nn.Parameter and part.is_cuda for part in parts.values()):
+            return False
+        tiles = self._make_tiles(name, parts)
+        if tiles is not None:
+            self.hold(name, tiles)
+        return tiles is not None
+
+    def _make_tiles(self, name: str, parts: Mapping[str, Tensor]) -> Tiles | None:
+        return get_codec(self.codec_of(name)).tiles(parts, self.shape_of(name)[-1])
 
     # --- what torch asks for -----------------------------------------------------------------------
 

@@ -48,20 +48,8 @@ LEDGER_BYTES = 1024  # of index, config and ledger for one tensor, for the disk 
 
 
 @dataclass
-class Plan:
-    """A run before it starts. ``shards`` are the output files, laid out to the byte.
-
-    Attributes:
-        checkpoint: the source.
-        out: a file or a folder.
-        options: of the run.
-        tensors: a verdict each, in the source's order.
-        levels: the codebooks that do not depend on the weights, by name (or file), K and codec, with their
-            kind.
-        importance: error weights by column, where a file of them was given.
-        statistics: of the calibration, where one was given.
-        choice: how a budget was spent, where there is one.
-    """
+class _Decided:
+    """What is asked and what is decided of every tensor: the fields of a plan, and what they say by themselves."""
 
     checkpoint: Checkpoint
     out: Path
@@ -81,77 +69,26 @@ class Plan:
         return not is_file_name(self.out)
 
     @property
-    def notes(self) -> list[str]:
-        """Sentences about what of the source is not carried over."""
-        left = (
-            [] if self.to_folder or (not self.checkpoint.carried and self.checkpoint.config is None) else [_FILE_NOTE]
-        )
-        return left + self.checkpoint.notes + self._memory_note()
-
-    def _memory_note(self) -> list[str]:
-        """Where what is known of the tensors takes more than the bound, which is one on their values. Not a note of the
-        checkpoint: those are written into the output, which does not depend on the memory."""
-        known, bound = memory.BYTES_PER_TENSOR * len(self.tensors), self.options.max_memory
-        if bound is None or known <= bound:
-            return []
-        return [
-            f"the plan of {len(self.tensors):,} tensors takes up to {known // 1_000_000:,} MB of memory, "
-            f"beside the {bound / 1_000_000:,.0f} MB that their values are held to"
-        ]
-
-    @property
     def stem(self) -> str:
         """The common name of the output's weight files."""
         if not self.to_folder:
             return self.out.name.removesuffix(".safetensors")
         return "model" if self.checkpoint.storage.single else self.checkpoint.stem
 
-    @cached_property
-    def guard(self) -> str | None:
-        """Name of the folder's guard tensor."""
-        if not self.to_folder or self.output is not None:
-            return None
-        return guard_name({t.name: t.shape for t in self.tensors if t.quantized})
-
     @property
     def output(self) -> OutputCodec | None:
         """The codec of another tool's format, where the output is in one."""
         return output_codec(self.options.codec)
 
-    @cached_property
-    def shards(self) -> list[Shard]:
-        limit = self.options.max_shard_size if self.to_folder else None
-        groups, silent = [self._group(t) for t in self.tensors], self.output is not None
-        shards = lay_out(groups, self.stem, limit, kbitq=True, silent=silent)
-        names = Counter(p.entry.name for s in shards for p in s.placed)
-        if twice := [n for n, count in names.items() if count > 1]:
-            raise CheckpointError(
-                f"{self.source}: a tensor is already called {twice[0]}, the name of a quantized tensor's part",
-                hint="exclude the tensor whose part it would be",
-                remedy="exclude",
-                data={"tensor": twice[0].rsplit("_", 1)[0]},
-            )
-        return shards
+    @property
+    def device(self) -> str:
+        """Where the run computes, as ``device`` of the options spells it; other tools' formats are made on the CPU."""
+        return self.options.device if self.output is None else "cpu"
 
     @property
-    def disk_needed(self) -> int:
-        """Bytes on the disk while the run lasts, close to what it leaves: weights, carried files, index and ledger."""
-        extra = sum(self.checkpoint.carried_sizes.values()) + LEDGER_BYTES * len(self.tensors)
-        return sum(s.nbytes for s in self.shards) + (extra if self.to_folder else 0) + self.spool_bytes
-
-    @property
-    def spool_bytes(self) -> int:
-        """Bytes that a spool of the source takes at most; 0 where none is used (see ``checkpoint.spool``).
-
-        None is where reading twice costs little, and none where a later tensor may change what is made of an earlier
-        one: a codebook shared by tensors, or a layout that tensors with values that are not finite still change.
-        """
-        if not self.checkpoint.storage.distant or self.options.on_nonfinite != "error":
-            return 0
-        if any(t.quantized and t.codebook == "fit-shared" for t in self.tensors) or self.settles:
-            return 0
-        sizes = [t.bytes_in for t in self.tensors if t.quantized]
-        return min(sum(sizes), memory.SPOOL_BYTES + max(sizes, default=0))
+    def settles(self) -> bool:
+        """Whether the sizes of a tensor's parts depend on its values, so that all are read once more before."""
+        return self.output is not None and self.output.settles
 
     @property
     def fits(self) -> bool:
@@ -175,14 +112,6 @@ class Plan:
         assert self.options.budget is not None
         return self.options.budget.error_kind(calibrated=self.statistics is not None)
 
-    def feedback_bytes(self, max_memory: int | None) -> int:
-        """The most memory that error feedback in a tensor takes within a bound; 0 where no tensor gets any."""
-        return max((self._feedback_bytes(t, h, max_memory) for t in self.tensors if (h := self.hessian(t))), default=0)
-
-    def _feedback_bytes(self, tensor: TensorPlan, found: Hessian, max_memory: int | None) -> int:
-        whole = element_count(tensor.shape) // found.experts if found.transposed else None
-        return memory.feedback_bytes(max_memory, found.columns, whole, found.block)
-
     @property
     def made_with(self) -> dict[str, str]:
         """What a recipe needs beside its options for the same bytes: option -> SHA-256 or fingerprint."""
@@ -190,14 +119,43 @@ class Plan:
         return importance | ({} if self.statistics is None else {"calibration": self.statistics.fingerprint})
 
     @property
-    def device(self) -> str:
-        """Where the run computes, as ``device`` of the options spells it; other tools' formats are made on the CPU."""
-        return self.options.device if self.output is None else "cpu"
+    def bytes_in(self) -> int:
+        return sum(t.bytes_in for t in self.tensors)
 
     @property
-    def settles(self) -> bool:
-        """Whether the sizes of a tensor's parts depend on its values, so that all are read once more before."""
-        return self.output is not None and self.output.settles
+    def bytes_stored(self) -> int:
+        """Bytes of all tensors in the source's files."""
+        return sum(t.bytes_stored for t in self.tensors)
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(t.bytes_out for t in self.tensors)
+
+
+class _Needs(_Decided):
+    """The memory that a run takes, and the room beside its output."""
+
+    @property
+    def spool_bytes(self) -> int:
+        """Bytes that a spool of the source takes at most; 0 where none is used (see ``checkpoint.spool``).
+
+        None is where reading twice costs little, and none where a later tensor may change what is made of an earlier
+        one: a codebook shared by tensors, or a layout that tensors with values that are not finite still change.
+        """
+        if not self.checkpoint.storage.distant or self.options.on_nonfinite != "error":
+            return 0
+        if any(t.quantized and t.codebook == "fit-shared" for t in self.tensors) or self.settles:
+            return 0
+        sizes = [t.bytes_in for t in self.tensors if t.quantized]
+        return min(sum(sizes), memory.SPOOL_BYTES + max(sizes, default=0))
+
+    def feedback_bytes(self, max_memory: int | None) -> int:
+        """The most memory that error feedback in a tensor takes within a bound; 0 where no tensor gets any."""
+        return max((self._feedback_bytes(t, h, max_memory) for t in self.tensors if (h := self.hessian(t))), default=0)
+
+    def _feedback_bytes(self, tensor: TensorPlan, found: Hessian, max_memory: int | None) -> int:
+        whole = element_count(tensor.shape) // found.experts if found.transposed else None
+        return memory.feedback_bytes(max_memory, found.columns, whole, found.block)
 
     @property
     def least_tile(self) -> int:
@@ -217,18 +175,68 @@ class Plan:
         walked = self.feedback_bytes(bound)
         return memory.peak_memory(bound, len(self.tensors), self.fits, walked, self.least_tile, held)
 
-    @property
-    def bytes_in(self) -> int:
-        return sum(t.bytes_in for t in self.tensors)
+    def _memory_note(self) -> list[str]:
+        """Where what is known of the tensors takes more than the bound, which is one on their values. Not a note of the
+        checkpoint: those are written into the output, which does not depend on the memory."""
+        known, bound = memory.BYTES_PER_TENSOR * len(self.tensors), self.options.max_memory
+        if bound is None or known <= bound:
+            return []
+        return [
+            f"the plan of {len(self.tensors):,} tensors takes up to {known // 1_000_000:,} MB of memory, "
+            f"beside the {bound / 1_000_000:,.0f} MB that their values are held to"
+        ]
+
+
+class Plan(_Needs):
+    """A run before it starts. ``shards`` are the output files, laid out to the byte.
+
+    Attributes:
+        checkpoint: the source.
+        out: a file or a folder.
+        options: of the run.
+        tensors: a verdict each, in the source's order.
+        levels: the codebooks that do not depend on the weights, by name (or file), K and codec, with their
+            kind.
+        importance: error weights by column, where a file of them was given.
+        statistics: of the calibration, where one was given.
+        choice: how a budget was spent, where there is one.
+    """
 
     @property
-    def bytes_stored(self) -> int:
-        """Bytes of all tensors in the source's files."""
-        return sum(t.bytes_stored for t in self.tensors)
+    def notes(self) -> list[str]:
+        """Sentences about what of the source is not carried over."""
+        left = (
+            [] if self.to_folder or (not self.checkpoint.carried and self.checkpoint.config is None) else [_FILE_NOTE]
+        )
+        return left + self.checkpoint.notes + self._memory_note()
+
+    @cached_property
+    def guard(self) -> str | None:
+        """Name of the folder's guard tensor."""
+        if not self.to_folder or self.output is not None:
+            return None
+        return guard_name({t.name: t.shape for t in self.tensors if t.quantized})
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        limit = self.options.max_shard_size if self.to_folder else None
+        groups, silent = [self._group(t) for t in self.tensors], self.output is not None
+        shards = lay_out(groups, self.stem, limit, kbitq=True, silent=silent)
+        names = Counter(p.entry.name for s in shards for p in s.placed)
+        if twice := [n for n, count in names.items() if count > 1]:
+            raise CheckpointError(
+                f"{self.source}: a tensor is already called {twice[0]}, the name of a quantized tensor's part",
+                hint="exclude the tensor whose part it would be",
+                remedy="exclude",
+                data={"tensor": twice[0].rsplit("_", 1)[0]},
+            )
+        return shards
 
     @property
-    def bytes_out(self) -> int:
-        return sum(t.bytes_out for t in self.tensors)
+    def disk_needed(self) -> int:
+        """Bytes on the disk while the run lasts, close to what it leaves: weights, carried files, index and ledger."""
+        extra = sum(self.checkpoint.carried_sizes.values()) + LEDGER_BYTES * len(self.tensors)
+        return sum(s.nbytes for s in self.shards) + (extra if self.to_folder else 0) + self.spool_bytes
 
     def with_kept(self, reasons: Mapping[str, str]) -> Plan:
         """The plan with some tensors kept after all."""
