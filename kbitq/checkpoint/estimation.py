@@ -13,17 +13,17 @@ from kbitq.checkpoint.output.destination import disk_free
 from kbitq.checkpoint.passes.devices import resolve_device
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.plan.plan import Plan
-from kbitq.checkpoint.source.memory import tile_bytes
+from kbitq.checkpoint.source.memory import feedback_elements, tile_bytes
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs.base import get_codec
 from kbitq.codecs.feedback import factorise
-from kbitq.format import element_count
+from kbitq.format import element_count, matrix_shape
 from kbitq.ops.dtypes import TORCH_DTYPES
 
 _ROWS, _COLS = 512, 2048  # of the tile that is timed: large enough for all threads
 _READ_BYTES = 64 << 20
-_FACTOR_COLS = 1024  # of the H that is timed
+_FACTOR_COLS = {"cpu": 1024, "cuda": 4096}  # of the H that is timed; a GPU takes as long for a smaller one
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,17 @@ def _codec_rate(plan: Plan, values: int, seconds: float) -> float:
     (dtype, k, scale, codec_name), _ = Counter((t.dtype, t.k, t.scale, t.codec) for t in tensors).most_common(1)[0]
     assert k is not None
     core_dtype = TORCH_DTYPES[dtype] if dtype != "F64" else torch.float32
-    w = torch.randn(_ROWS, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
-    span, levels = Span(0, 0, _ROWS, _COLS, True, True, _COLS), get_codec(codec_name).levels("optimal", k)[0]
+    device = resolve_device(plan.device)
+    rows = _rows_of_sample(plan, torch.device(device).type)
+    w = torch.randn(rows, _COLS, generator=torch.Generator().manual_seed(0)).to(core_dtype)
+    span, levels = Span(0, 0, rows, _COLS, True, True, _COLS), get_codec(codec_name).levels("optimal", k)[0]
     usual = None if levels is None else torch.from_numpy(levels.copy())
     factor = None
     if (found := next((h for t in tensors if (h := plan.hessian(t)) is not None), None)) is not None:
-        factor = factorise(torch.eye(_ROWS if found.transposed else _COLS), transposed=found.transposed)
+        factor = factorise(torch.eye(rows if found.transposed else _COLS), transposed=found.transposed)
     request = Request(codec_name, k, usual, 8.0, scale, factor=factor)
     with TileReader(plan.checkpoint) as reader:
-        codec = TileCodec(reader, resolve_device(plan.device))
+        codec = TileCodec(reader, device)
         codec.quantize_span(span, w, request)  # the first call also starts threads
         rounds, started = 0, time.perf_counter()
         while rounds == 0 or (rounds * w.numel() < values and time.perf_counter() - started < seconds):
@@ -102,17 +104,36 @@ def _codec_rate(plan: Plan, values: int, seconds: float) -> float:
         return rounds * w.numel() / (time.perf_counter() - started)
 
 
+def _rows_of_sample(plan: Plan, device_type: str) -> int:
+    """Rows of the tile that is timed.
+
+    With error feedback a GPU takes as long for few rows as for many, so they are as many as it takes at once on average:
+    weights over the columns that it walks over.
+    """
+    walked = [(t, h) for t in plan.tensors if (h := plan.hessian(t)) is not None and not h.transposed]
+    if device_type == "cpu" or not walked:
+        return _ROWS
+    weights = columns = 0
+    for tensor, found in walked:
+        rows, cols = matrix_shape(tensor.name, tensor.shape)
+        at_once = feedback_elements(plan.options.max_memory, cols, found.block, on_gpu=True) // cols
+        tiles = found.experts * -(-(rows // found.experts) // max(1, at_once))
+        weights, columns = weights + rows * cols, columns + tiles * cols
+    return max(1, weights // columns)
+
+
 def _factor_seconds(plan: Plan) -> float:
     """Seconds that the H of a plan's calibration take to be factorised, each once; by the cube of their columns."""
     found = {h.tensors: h for t in plan.tensors if (h := plan.hessian(t)) is not None}
     if not found:
         return 0.0
-    sample = torch.eye(_FACTOR_COLS, device=resolve_device(plan.device))
+    device = torch.device(resolve_device(plan.device))
+    sample = torch.eye(_FACTOR_COLS[device.type], device=device)
     factorise(sample)  # the first call also loads a library
     started = time.perf_counter()
     float(factorise(sample).upper[0, 0])
     took = time.perf_counter() - started
-    return took * sum(h.experts * (len(part) / _FACTOR_COLS) ** 3 for h in found.values() for part in h.parts)
+    return took * sum(h.experts * (len(part) / len(sample)) ** 3 for h in found.values() for part in h.parts)
 
 
 def _read_rate(plan: Plan) -> float:

@@ -1,6 +1,7 @@
 """Quantizing a checkpoint with error feedback: what is written, resumed, refused and said."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from safetensors.torch import save_file
 
 from kbitq.calibration.statistics import Statistics
 from kbitq.calibration.writer import Gathered, StatisticsWriter
-from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, plan_quantize, run, verify
+from kbitq.checkpoint import QuantizeOptions, dequantize_checkpoint, estimation, plan_quantize, run, verify
 from kbitq.checkpoint.passes import write_pass
+from kbitq.checkpoint.source import memory
 from kbitq.codecs import feedback
 from kbitq.errors import CalibrationError, SelectionError
 
@@ -55,6 +57,20 @@ def quantized(source: Path, name: str, stats: Path | None, **options: Any) -> Pa
     out = source.with_name(name)
     run(plan_quantize(source, out, QuantizeOptions(k=2, calibration=stats, device="cpu", **options)))
     return out
+
+
+def test_a_gpu_is_timed_with_as_many_rows_as_it_walks_over_at_once(
+    source: Path, stats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = QuantizeOptions(k=2, calibration=stats, device="cpu")
+    plan, bare = (
+        plan_quantize(source, source.with_name("x"), o) for o in (options, replace(options, calibration=None))
+    )
+    assert estimation._rows_of_sample(plan, "cpu") == estimation._rows_of_sample(bare, "cuda") == 512
+    weights = 96 * 96 + 64 * 96 + 96 * 160
+    assert estimation._rows_of_sample(plan, "cuda") == weights // (96 + 96 + 160)
+    monkeypatch.setattr(memory, "FEEDBACK_ELEMENTS_ON_GPU", 32 * 160)  # 53 rows of 96 columns, 32 of 160
+    assert estimation._rows_of_sample(plan, "cuda") == weights // (2 * 96 + 2 * 96 + 3 * 160)
 
 
 def losses(source: Path, out: Path) -> dict[str, float]:
