@@ -107,8 +107,8 @@ def _codec_rate(plan: Plan, values: int, seconds: float) -> float:
 def _rows_of_sample(plan: Plan, device_type: str) -> int:
     """Rows of the tile that is timed.
 
-    With error feedback a GPU takes as long for few rows as for many, so they are as many as it takes at once on average:
-    weights over the columns that it walks over.
+    With error feedback a GPU takes as long for few rows as for many, so they are as many as it takes at once on
+    average: weights over the columns that it walks over.
     """
     walked = [(t, h) for t in plan.tensors if (h := plan.hessian(t)) is not None and not h.transposed]
     if device_type == "cpu" or not walked:
