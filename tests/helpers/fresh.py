@@ -69,8 +69,9 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """End it, and wait for that."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it, if it has not ended by itself meanwhile, and wait for that."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
     def _told(self, what: str, timeout: float) -> list[int]:
