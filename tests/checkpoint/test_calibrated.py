@@ -73,6 +73,23 @@ def test_a_gpu_is_timed_with_as_many_rows_as_it_walks_over_at_once(
     assert estimation._rows_of_sample(plan, "cuda") == weights // (2 * 96 + 2 * 96 + 3 * 160)
 
 
+def test_a_factor_for_which_memory_is_short_is_made_when_tiles_have_given_theirs_back(
+    source: Path, stats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = quantized(source, "whole.safetensors", stats).read_bytes()
+    real, short = feedback.factorise, [True, False, True, False, True, True]
+
+    def factorise(*args: Any, **named: Any) -> feedback.Factor:
+        if short and short.pop(0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*args, **named)
+
+    monkeypatch.setattr(feedback, "factorise", factorise)
+    assert quantized(source, "x.safetensors", stats).read_bytes() == whole  # two factors, each at the second attempt
+    with pytest.raises(torch.OutOfMemoryError):
+        quantized(source, "y.safetensors", stats)
+
+
 def losses(source: Path, out: Path) -> dict[str, float]:
     back = out.with_name(out.stem + "-back.safetensors")
     dequantize_checkpoint(out, back)

@@ -67,10 +67,20 @@ class Factors:
     def _made(self, name: str, found: Hessian, expert: int) -> feedback.Factor:
         while len(self._kept) >= self._most:  # before the next is made: two more may not fit
             del self._kept[next(iter(self._kept))]
-        made = factorised(name, found.usable_triangle(expert, self._device), found.transposed, found.block)
+        try:
+            made = self._factorised(name, found, expert)
+        except torch.OutOfMemoryError:  # tiles in flight have memory too, which they give back as they end
+            self._kept.clear()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+            made = self._factorised(name, found, expert)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # lanes read it on streams of their own
         return made
+
+    def _factorised(self, name: str, found: Hessian, expert: int) -> feedback.Factor:
+        return factorised(name, found.usable_triangle(expert, self._device), found.transposed, found.block)
 
     def notes(self) -> list[str]:
         """A sentence about what was damped more than usual, if anything was."""
