@@ -22,6 +22,7 @@ The products run through a GEMM: bytes are equal for one kind of device and one 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -156,14 +157,14 @@ def _across(codec: Planes, left: Tensor, request: Request, factor: Factor, parts
     """
     cols = left.shape[1]
     left[:, factor.dead] = 0.0
-    step = _columns if codec.name == DEFAULT_CODEC else _block
+    of_bytes = decode_absmax_e4m4(torch.arange(256, dtype=torch.uint8, device=left.device))
+    step = partial(_columns, of_bytes=of_bytes) if codec.name == DEFAULT_CODEC else _block
     asked = request.to(left.device)
     weights = _error_weights(factor, codec.cut)
-    bytes_decoded = decode_absmax_e4m4(torch.arange(256, dtype=torch.uint8, device=left.device))
     for number, first in enumerate(range(0, cols, codec.cut)):
         here = slice(first, min(first + codec.cut, cols))
         one = replace(asked, importance=weights[number : number + 1, : here.stop - first].contiguous())
-        made, errors = step(codec, left[:, here].contiguous(), one, factor.upper[here, here], bytes_decoded)
+        made, errors = step(codec, left[:, here].contiguous(), one, factor.upper[here, here])
         words = -(-(here.stop - first) // BLOCK) * request.k
         parts[PACKED][:, first // BLOCK * request.k :][:, :words] = made[PACKED]
         parts[ABSMAX][:, first // codec.cut] = made[ABSMAX][:, 0]
@@ -230,9 +231,7 @@ def _error_weights(factor: Factor, width: int) -> Tensor:
     return rows / rows.amax(1, keepdim=True)
 
 
-def _block(
-    codec: Planes, w: Tensor, request: Request, triangle: Tensor, _decoded: Tensor
-) -> tuple[dict[str, Tensor], Tensor]:
+def _block(codec: Planes, w: Tensor, request: Request, triangle: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Blocks of a trellis that share a scale: it is chosen for all of them, then each block is one decision."""
     made = codec.encode(w, request)
     if w.shape[1] <= BLOCK:
@@ -256,16 +255,16 @@ def _solved(errors: Tensor, triangle: Tensor) -> Tensor:
 
 
 def _columns(
-    codec: Planes, w: Tensor, request: Request, triangle: Tensor, decoded: Tensor
+    codec: Planes, w: Tensor, request: Request, triangle: Tensor, of_bytes: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """A block whose scales are chosen at once, and whose columns are rounded one by one; ``w`` becomes the errors.
 
-    decoded: the value of each scale byte.
+    of_bytes: the value of each scale byte.
     """
     from kbitq import ops
 
     made = codec.encode(w, request)
-    scales = decoded[made[ABSMAX][:, 0].long()]
+    scales = of_bytes[made[ABSMAX][:, 0].long()]
     ops.feedback_into(w, triangle.contiguous(), scales, made[CODEBOOK], made[PACKED])
     return made, w
 
