@@ -11,9 +11,10 @@ import torch
 
 from kbitq.checkpoint.output.destination import disk_free
 from kbitq.checkpoint.passes.devices import resolve_device
+from kbitq.checkpoint.passes.factors import Factors
 from kbitq.checkpoint.passes.tile_codec import Request, TileCodec
 from kbitq.checkpoint.plan.plan import Plan
-from kbitq.checkpoint.source.memory import feedback_elements, tile_bytes
+from kbitq.checkpoint.source.memory import tile_bytes
 from kbitq.checkpoint.source.spans import Span
 from kbitq.checkpoint.source.tile_reader import TileReader
 from kbitq.codecs.base import get_codec
@@ -110,14 +111,14 @@ def _rows_of_sample(plan: Plan, device_type: str) -> int:
     With error feedback a GPU takes as long for few rows as for many, so they are as many as it takes at once on
     average: weights over the columns that it walks over.
     """
-    walked = [(t, h) for t in plan.tensors if (h := plan.hessian(t)) is not None and not h.transposed]
+    walked = [t for t in plan.tensors if (h := plan.hessian(t)) is not None and not h.transposed]
     if device_type == "cpu" or not walked:
         return _ROWS
-    weights = columns = 0
-    for tensor, found in walked:
+    factors, weights, columns = Factors(plan, device_type), 0, 0
+    for tensor in walked:
         rows, cols = matrix_shape(tensor.name, tensor.shape)
-        at_once = feedback_elements(plan.options.max_memory, cols, found.block, on_gpu=True) // cols
-        tiles = found.experts * -(-(rows // found.experts) // max(1, at_once))
+        of_expert = factors.rows_of_expert(tensor)
+        tiles = rows // of_expert * -(-of_expert // factors.rows_of_tile(tensor))
         weights, columns = weights + rows * cols, columns + tiles * cols
     return max(1, weights // columns)
 
