@@ -25,10 +25,11 @@ Size = Annotated[
 ]
 Error = Annotated[
     Literal["auto", "balanced", "outputs", "importance", "relative", "none"],
-    PANEL.choice(
+    PANEL.option(
+        None,
         "Made small: each tensor's error relative to its weights, that of its layer's outputs by --calibration, "
         "that weighted by --importance, that with all tensors counting the same, or the plain sum. "
-        "auto: outputs with --calibration, else balanced."
+        "auto: outputs with --calibration, else balanced.",
     ),
 ]
 Weight = Annotated[

@@ -31,7 +31,7 @@ HessianBlock = Annotated[
 ]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
-    MAIN.choice("Where to run the model. The last digits of the sums depend on it. auto: a GPU if there is one."),
+    MAIN.option(None, "Where to run the model. The last digits of the sums depend on it. auto: a GPU if there is one."),
 ]
 MaxMemory = Annotated[
     int | None,

@@ -22,7 +22,7 @@ K = Annotated[
 ]
 Scale = Annotated[
     Literal["mse", "absmax"],
-    MAIN.choice("How a block's scale is chosen: least squared error, or largest magnitude (faster)."),
+    MAIN.option(None, "How a block's scale is chosen: least squared error, or largest magnitude (faster)."),
 ]
 Codebook = Annotated[
     str,

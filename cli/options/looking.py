@@ -20,14 +20,14 @@ Ks = Annotated[
     MAIN.option("N,N,...", "For a checkpoint not yet quantized: the K to try.", "--k", "-k", parser=parsing.ks),
 ]
 Sort = Annotated[
-    Literal["name", "sqnr", "size"], MAIN.choice("By name, by SQNR (worst first), or by size (largest first).")
+    Literal["name", "sqnr", "size"], MAIN.option(None, "By name, by SQNR (worst first), or by size (largest first).")
 ]
 Sample = Annotated[
     bool, MAIN.flag("Measure a sample of each big tensor instead of all of it: quick, approximate.", "--sample")
 ]
 By = Annotated[
     Literal["tensor", "layer", "role"],
-    _PANEL.choice("A line for each tensor, for each layer, or for each role over depth."),
+    _PANEL.option(None, "A line for each tensor, for each layer, or for each role over depth."),
 ]
 Worst = Annotated[int | None, _PANEL.option("N", "Only the N tensors of lowest SQNR.", min=1)]
 Histograms = Annotated[bool, _PANEL.flag("Count scale bytes and levels in use (reads everything).", "--histograms")]

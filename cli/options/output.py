@@ -34,7 +34,7 @@ MaxShardSize = Annotated[
 ]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "float64"] | None,
-    _PANEL.choice("Write the restored tensors in this dtype.", shown="each tensor's own"),
+    _PANEL.option(None, "Write the restored tensors in this dtype.", shown="each tensor's own"),
 ]
 Force = Annotated[bool, _PANEL.flag("Replace an output that exists.", "--force")]
 DryRun = Annotated[bool, _PANEL.flag("Show the plan, as kbitq plan does; write nothing.", "--dry-run")]

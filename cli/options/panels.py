@@ -20,7 +20,7 @@ class Panel:
         self._title = title
 
     def option(self, metavar: str | None, help: str, *names: str, shown: str | bool = True, **how: Any) -> Any:
-        """An option with a value, which ``metavar`` stands for."""
+        """An option with a value, which ``metavar`` stands for; without it help lists the words of its type."""
         return typer.Option(*names, metavar=metavar, rich_help_panel=self._title, show_default=shown, help=help, **how)
 
     def path(self, metavar: str, help: str, *names: str, **how: Any) -> Any:
@@ -33,10 +33,6 @@ class Panel:
 
     def flag(self, help: str, *names: str, **how: Any) -> Any:
         """One without a value."""
-        return self.option(None, help, *names, **how)
-
-    def choice(self, help: str, *names: str, **how: Any) -> Any:
-        """One of the words that its type lists, which the help page shows."""
         return self.option(None, help, *names, **how)
 
 

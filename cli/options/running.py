@@ -29,7 +29,7 @@ Save = Annotated[
 Batch = Annotated[int, MAIN.option("N", "Windows, or samples of a task, read at once.", min=1)]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
-    MAIN.choice("Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
+    MAIN.option(None, "Where to compute. The output is the same everywhere. auto: a GPU if there is one."),
 ]
 TrustRemoteCode = Annotated[
     bool,
@@ -39,7 +39,7 @@ TrustRemoteCode = Annotated[
 ]
 ComputeDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    MAIN.choice("To compute in. auto: that of the model's config.", "--dtype"),
+    MAIN.option(None, "To compute in. auto: that of the model's config.", "--dtype"),
 ]
 
 

@@ -19,7 +19,7 @@ KeepEmbeddings = Annotated[
     bool, _EMBEDDINGS.flag("Leave embeddings as they are.", "--keep-embeddings/--no-keep-embeddings")
 ]
 OnNonfinite = Annotated[
-    Literal["error", "keep"], _PANEL.choice("A tensor with NaN or Inf: stop, or keep it as it is and say so.")
+    Literal["error", "keep"], _PANEL.option(None, "A tensor with NaN or Inf: stop, or keep it as it is and say so.")
 ]
 MinCoverage = Annotated[
     float,
