@@ -36,11 +36,11 @@ class IntegerGroups(Output):
 
         Every subclass defines it.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the layout of a format
 
     def take_apart(self, parts: Mapping[str, Tensor], cols: int) -> tuple[Tensor, Tensor]:
         """Codes, float32 ``[rows, cols]``, and scales as stored: ``[rows, groups]``. Every subclass defines it."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the layout of a format
 
     def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """The parts of whole rows, or of whole groups."""

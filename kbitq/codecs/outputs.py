@@ -50,11 +50,11 @@ class Output:
 
     def parts(self, name: str, shape: Sequence[int], k: int) -> tuple[Part, ...]:
         """As of a codec; every subclass defines it."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the layout of a format
 
     def encode_rows(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """The parts of some rows, as of a codec; subclasses define it. ``request`` has the whole tensor's shape."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the layout of a format
 
     def encode(self, w: Tensor, request: Request) -> dict[str, Tensor]:
         """As of a codec: strip by strip, since what is computed in between takes many times the memory of the rows."""
@@ -78,7 +78,7 @@ class Output:
 
     def decode(self, parts: Mapping[str, Tensor], cols: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """As of a codec; every subclass defines it."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the layout of a format
 
     def of_dtype(self, dtype: str) -> str:
         """As of an output codec: dtypes that a format has no scales of go by the nearest that holds them."""

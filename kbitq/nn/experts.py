@@ -31,7 +31,7 @@ class _Decoded:
 
     def dense(self) -> Tensor:
         """The decoded values; each of the two kinds below has its own."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: a matrix, or a stack
 
     @classmethod
     def __torch_function__(

@@ -42,15 +42,15 @@ class _Held(nn.Module):
 
     def packed_names(self) -> Iterable[str]:
         """Names of the weights held packed: ``weight`` stands for ``weight_packed`` and so on. Subclasses say."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: a layer, an embedding or a stack knows
 
     def codec_of(self, name: str) -> str:
         """How the weight ``name`` is coded. Each kind of module says."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: a layer, an embedding or a stack knows
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Shape of the weight ``name``, or of the stack. Each kind of module says."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: a layer, an embedding or a stack knows
 
     def tiles_of(self, name: str) -> Tiles | None:
         """The tiles that the weight is held by; None where it is held by its parts."""
